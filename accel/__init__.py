@@ -1,0 +1,34 @@
+"""Faster generation with diffusion models, without training: `accel.patch(pipe)`."""
+
+from accel.api import patch, status, unpatch
+from accel.errors import AccelBusyError, AccelError, AccelUnsupportedError, ConflictError, OptionError
+from accel.handle import Patch, Status
+from accel.method import Binding, Claim, Method, Tunable
+from accel.presets import methods, presets
+from accel.report import Decision, Report
+from accel.siblings import check_siblings
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AccelBusyError",
+    "AccelError",
+    "AccelUnsupportedError",
+    "Binding",
+    "Claim",
+    "ConflictError",
+    "Decision",
+    "Method",
+    "OptionError",
+    "Patch",
+    "Report",
+    "Status",
+    "Tunable",
+    "methods",
+    "patch",
+    "presets",
+    "status",
+    "unpatch",
+]
+
+check_siblings()

@@ -1,0 +1,106 @@
+"""The verbs: `patch`, `unpatch` and `status`."""
+
+import logging
+from typing import Any
+
+from accel.engine import engine_of
+from accel.errors import AccelUnsupportedError, OptionError
+from accel.foreign import require_no_foreign_cache
+from accel.handle import Patch, Status, handle_of
+from accel.method import Method, check_conflicts
+from accel.models import find_denoisers
+from accel.presets import resolve
+
+_LOG = logging.getLogger("accel")
+
+
+def patch(
+    target: Any,
+    *methods: Method | str,
+    quality: str | None = None,
+    speedup: float | None = None,
+    strict: bool = True,
+    replace: bool = False,
+) -> Patch:
+    """Accelerates a pipeline or denoiser in place and returns the handle that can undo it.
+
+    Args:
+        target: a diffusers pipeline, or a denoiser module that your own loop drives (`Patch.generation`).
+        methods: `Method`s, or the name of one preset; "balanced" if there are none.
+        quality: a quality target such as "psnr>=30", for the tuner.
+        speedup: a speed target such as 2.0, for the tuner.
+        strict: whether a model that cannot be patched raises; otherwise it is left as it is and the handle says why.
+        replace: whether another library's cache on the same denoiser is removed first.
+
+    Patching twice with equal methods returns the same handle; with other methods, the old ones are replaced, and stay
+    if the new ones fail.
+
+    Raises:
+        OptionError: for an unknown preset, a method that is none, or a target for which there is no tuner.
+        AccelUnsupportedError: if the target is no pipeline or denoiser, or a method cannot work on it.
+        ConflictError: if two methods, or a method and another library's cache, would do the same work.
+    """
+    if quality is not None or speedup is not None:
+        raise OptionError(
+            "quality= and speedup= need a tuner, and this version has none. Name a preset or methods; "
+            "`accel compare` measures what they cost."
+        )
+    chosen = resolve(methods)
+    check_conflicts(chosen)
+    try:
+        denoisers = find_denoisers(target)
+        handles = {id(engine.patch): engine.patch for module in denoisers.values() if (engine := engine_of(module))}
+        if len(handles) == 1 and (same := next(iter(handles.values()))).serves(denoisers, chosen):
+            same.drive(target)
+            return same
+        for module in denoisers.values():
+            require_no_foreign_cache(target, module, replace=replace)
+        return _replace(list(handles.values()), Patch(target, denoisers, chosen, strict=strict))
+    except AccelUnsupportedError as error:
+        if strict:
+            raise
+        _LOG.warning("not accelerated: %s", error)
+        return Patch(target, {}, chosen, strict=strict, note=str(error))
+
+
+def _replace(old: list[Patch], new: Patch) -> Patch:
+    for handle in old:
+        handle.unpatch()
+    try:
+        new.install([target for handle in old for target in handle.targets])
+    except BaseException:
+        for handle in old:
+            handle.install([])
+        raise
+    if old:
+        _LOG.info("replaced %s by %s", old[0].methods, new.methods)
+    return new
+
+
+def unpatch(target: Any) -> bool:
+    """Takes every patch off a pipeline's denoisers, also one put on through another pipeline.
+
+    Returns whether there was one. The result is bit-identical to never having patched.
+    """
+    handles = _handles(target)
+    for handle in handles:
+        handle.unpatch()
+    return bool(handles)
+
+
+def status(target: Any) -> Status:
+    """What is patched on a pipeline or denoiser."""
+    handles = _handles(target)
+    if not handles:
+        return Status(patched=False)
+    return handles[0].status(target)
+
+
+def _handles(target: Any) -> list[Patch]:
+    own = handle_of(target)
+    try:
+        engines = [engine_of(module) for module in find_denoisers(target).values()]
+    except AccelUnsupportedError:
+        engines = []
+    found = [own, *(engine.patch for engine in engines if engine is not None)]
+    return list({id(handle): handle for handle in found if handle is not None}.values())

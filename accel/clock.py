@@ -1,0 +1,91 @@
+"""Which model evaluation a generation is at, counted from the scheduler's own calls.
+
+Timesteps are never read back: Heun repeats them and `.item()` waits for the device. Each `scheduler.step` follows one
+evaluation of the model, so counting those calls is exact for every scheduler.
+"""
+
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from accel.copies import Overlay
+
+
+class Clock:
+    """Counts the model evaluations of one generation and knows how many there will be."""
+
+    def __init__(self, num_steps: int | None = None, known_num_steps: Callable[[], int | None] | None = None):
+        self.step = 0
+        self.steps_seen = 0
+        self.num_steps = num_steps
+        self._offset = 0
+        self._sigmas: tuple[float, ...] = ()
+        self._begin_index: Callable[[], int | None] = lambda: None
+        self._known_num_steps = known_num_steps or (lambda: None)
+
+    def advance(self) -> None:
+        """Moves on to the next evaluation."""
+        self.step += 1
+
+    @property
+    def sigma(self) -> float | None:
+        """Noise level of the current evaluation, or None where the schedule is unknown."""
+        index = self._offset + self.step
+        return self._sigmas[index] if index < len(self._sigmas) else None
+
+    def settle(self) -> None:
+        """Fixes the number of evaluations; called at the first one, when the pipeline has cut its schedule.
+
+        An image-to-image run starts late: pipelines tell by the scheduler's begin index or by their own count of
+        timesteps, and both are known only now.
+        """
+        if self.step or not self._sigmas:
+            return
+        total = len(self._sigmas)
+        told = self._known_num_steps()
+        late = self._begin_index() or 0
+        self.num_steps = told if told is not None and 0 < told <= total else total - late
+        self._offset = total - self.num_steps
+
+    def watch(self, scheduler: Any, stack: ExitStack) -> None:
+        """Wraps `set_timesteps` and `step` of this scheduler until the stack closes."""
+        original_set, original_step = scheduler.set_timesteps, scheduler.step
+        self._begin_index = lambda: getattr(scheduler, "begin_index", None)
+
+        # Pipelines inspect the signatures of both, which functools.wraps keeps.
+        @functools.wraps(original_set)
+        def set_timesteps(*args: Any, **kwargs: Any) -> Any:
+            result = original_set(*args, **kwargs)
+            self.step, self._sigmas = 0, noise_levels(scheduler)
+            return result
+
+        @functools.wraps(original_step)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            result = original_step(*args, **kwargs)
+            self.steps_seen += 1
+            self.advance()
+            return result
+
+        overlay = Overlay(scheduler, {"set_timesteps": set_timesteps, "step": step})
+        stack.callback(overlay.remove)
+
+
+def noise_levels(scheduler: Any) -> tuple[float, ...]:
+    """The noise level sigma at every evaluation of a scheduler whose timesteps are set.
+
+    Schedulers without sigmas tell by their cumulative alphas: sigma = sqrt((1 - a) / a). Where there are neither, the
+    evaluations are numbered downwards, so that gaps between them still count.
+    """
+    timesteps = scheduler.timesteps
+    count = len(timesteps)
+    sigmas = getattr(scheduler, "sigmas", None)
+    if sigmas is not None and len(sigmas) >= count:
+        return tuple(float(sigma) for sigma in sigmas[:count])
+    alphas = getattr(scheduler, "alphas_cumprod", None)
+    if alphas is None:
+        return tuple(float(count - index) for index in range(count))
+    chosen = alphas[torch.as_tensor(timesteps, device="cpu").long().clamp(0, len(alphas) - 1)]
+    return tuple(float(sigma) for sigma in ((1 - chosen) / chosen).sqrt())

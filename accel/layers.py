@@ -1,0 +1,207 @@
+"""The one wrapper that accel puts on somebody's module: ordered around-hooks with exact removal.
+
+A `Layer` sets `forward` on the module *instance*. Torch's forward hooks cannot skip a module, diffusers' registry
+does not undo in any order, and class swaps are without effect once accelerate has set an instance `forward`.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+
+from accel.copies import Overlay
+from accel.errors import AccelUnsupportedError
+from accel.sites import Hook, Kind, Site, Streams
+
+if TYPE_CHECKING:
+    from accel.session import Generation, Session
+
+Memo = TypeVar("Memo")
+
+LAYER_KEY = "_accel_layer"
+
+
+class Call:
+    """One call of a hooked module. A hook looks at it, changes it, lets it proceed, or answers in its place."""
+
+    __slots__ = ("_depth", "_layer", "args", "generation", "kwargs")
+
+    def __init__(
+        self,
+        layer: "Layer",
+        depth: int,
+        generation: "Generation",
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        self._layer = layer
+        self._depth = depth
+        self.generation = generation
+        self.args = args
+        self.kwargs = kwargs
+
+    def proceed(self, streams: Streams | None = None) -> Any:
+        """The output of the hooks below this one and the module, on other streams if they are given."""
+        args, kwargs = self.args, self.kwargs
+        if streams is not None:
+            site = self._layer.site
+            args, kwargs = site.put(site.io.hidden, streams.hidden, args, kwargs)
+            if site.io.context_index is not None and site.io.context is not None:
+                args, kwargs = site.put(site.io.context, streams.context, args, kwargs)
+        return self._layer.run(self._depth, self.generation, args, kwargs)
+
+    @property
+    def site(self) -> Site:
+        """Where this call happens."""
+        return self._layer.site
+
+    @property
+    def step(self) -> int:
+        """Model evaluations of this generation so far (Heun has two a step), counted from 0."""
+        return self.generation.step
+
+    @property
+    def num_steps(self) -> int | None:
+        """Model evaluations that this generation will make, or None where the scheduler does not tell."""
+        return self.generation.num_steps
+
+    @property
+    def sigma(self) -> float | None:
+        """Noise level of this evaluation, or None where the scheduler does not tell."""
+        return self.generation.sigma
+
+    @property
+    def branch(self) -> str:
+        """Guidance branch: the pipeline's `cache_context` name, else which conditioning the call carries."""
+        return self.generation.branch
+
+    @property
+    def hidden(self) -> Tensor:
+        """The visual stream that goes in, [B, N, C] in a transformer block."""
+        return self.argument(self.site.io.hidden)
+
+    @property
+    def context(self) -> Tensor | None:
+        """The text stream that goes in, or None in a one-stream module."""
+        io = self.site.io
+        return None if io.context_index is None or io.context is None else self.argument(io.context)
+
+    @property
+    def streams(self) -> Streams:
+        """Both streams that go in."""
+        return Streams(self.hidden, self.context)
+
+    def argument(self, name: str) -> Any:
+        """The argument called `name`, however it was passed, or None where the call leaves it out."""
+        return self.site.get(name, self.args, self.kwargs)
+
+    def read(self, output: Any) -> Streams:
+        """The streams in an output of this module."""
+        return self.site.io.read(output)
+
+    def write(self, streams: Streams) -> Any:
+        """An output that the module itself might have returned."""
+        return self.site.io.write(streams)
+
+    def local(self, owner: object, factory: Callable[[], Memo]) -> Memo:
+        """State of `owner` for this site and branch; made at first use, dropped with the generation."""
+        return self.generation.state((id(owner), self.site.path, self.generation.branch), factory)
+
+    def shared(self, owner: object, factory: Callable[[], Memo]) -> Memo:
+        """State of `owner` for this denoiser and branch; made at first use, dropped with the generation."""
+        return self.generation.state((id(owner), "", self.generation.branch), factory)
+
+    def decide(self, action: str, reason: str, **numbers: Any) -> None:
+        """Writes into the report what was decided for this denoiser call; see `report.Decision` for the numbers."""
+        self.generation.decide(action, reason, **numbers)
+
+
+class Layer:
+    """The hooks of one module of one denoiser. Removal leaves the module's `__dict__` as it was, in any order.
+
+    If somebody wraps the module after us, removal turns this layer into a pass-through that they keep calling.
+    """
+
+    def __init__(self, site: Site, session: "Session", **extras: Any) -> None:
+        self.site = site
+        self.session = session
+        self._hooks: list[tuple[int, Hook]] = []
+        self._chain: tuple[Hook, ...] = ()
+        self._extras = extras
+        self.fired = False
+        self._attach()
+
+    def _attach(self) -> None:
+        module = self.site.module
+        # A module compiled in place is entered through `_compiled_call_impl`. Wrapping that instead of `forward`
+        # keeps our hooks outside of the compiled region: no graph break, and `fullgraph=True` still holds.
+        name = "forward" if module._compiled_call_impl is None else "_compiled_call_impl"
+        self.inner: Callable[..., Any] = getattr(module, name)
+        self.wrapper: Callable[..., Any] | None = _wrapper(self)
+        entries = {name: self.wrapper, LAYER_KEY: self, "compile": self._compile, **self._extras}
+        self._overlay = Overlay(module, entries)
+
+    def _compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compiles the module as if it were not hooked, then hooks the compiled call."""
+        if self.site.kind is Kind.DENOISER:
+            raise AccelUnsupportedError(
+                f"Compiling {type(self.site.module).__name__} as a whole would trace accel's decisions into the "
+                "graph. Compile its blocks instead (`compile_repeated_blocks()`), before or after patching."
+            )
+        self.remove()
+        try:
+            self.site.module.compile(*args, **kwargs)
+        finally:
+            self._attach()
+
+    def add(self, order: int, hook: Hook) -> None:
+        """Adds a hook; lower orders run outside of higher ones, equal orders in the order of adding."""
+        self._hooks.append((order, hook))
+        self._hooks.sort(key=itemgetter(0))
+        self._chain = tuple(hook for _, hook in self._hooks)
+
+    def remove(self) -> None:
+        """Takes the layer off its module. Safe to call again."""
+        self.wrapper = None
+        self._overlay.remove()
+
+    def run(
+        self, depth: int, generation: "Generation", args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Runs the hooks from `depth` on, then the module."""
+        chain = self._chain
+        self.fired = True
+        if depth == len(chain):
+            return self.inner(*args, **kwargs)
+        return chain[depth](Call(self, depth + 1, generation, args, kwargs))
+
+
+def _wrapper(layer: Layer) -> Callable[..., Any]:
+    session, inner, eager = layer.session, layer.inner, _eager()
+
+    @functools.wraps(inner)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return eager(layer, args, kwargs)
+        generation = session.generation
+        if generation is None or generation.thread != get_ident() or layer.wrapper is not forward:
+            return inner(*args, **kwargs)
+        return layer.run(0, generation, args, kwargs)
+
+    return forward
+
+
+@functools.cache
+def _eager() -> Callable[..., Any]:
+    # Somebody compiles a module around ours: decisions must not be traced into that graph, or every step would
+    # recompile it. Made lazily since the decorator imports torch's compiler.
+    @torch.compiler.disable
+    def run(layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return layer.wrapper(*args, **kwargs) if layer.wrapper else layer.inner(*args, **kwargs)
+
+    return run

@@ -1,0 +1,156 @@
+"""From a denoiser to its sites: by the table of specs, else by its structure and one probing call."""
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+from torch import nn
+
+from accel.errors import AccelUnsupportedError
+from accel.sites import BlockIO, Kind, ModelSites, Site
+from accel.specs import ATTENTION_NAMES, BLOCKS, DENOISER_COMPONENTS, DENOISERS, MLP_NAMES, ModelSpec
+
+
+def find_spec(module: nn.Module) -> ModelSpec | None:
+    """The spec of a denoiser's class or of the nearest base class that has one, by name."""
+    return next((DENOISERS[cls.__name__] for cls in type(module).__mro__ if cls.__name__ in DENOISERS), None)
+
+
+def find_denoisers(target: Any) -> dict[str, nn.Module]:
+    """The denoisers in a pipeline by component name, or the module itself under "".
+
+    Raises:
+        AccelUnsupportedError: if the target is neither, or holds no denoiser.
+    """
+    if isinstance(target, nn.Module):
+        return {"": _uncompiled(target)}
+    components = getattr(target, "components", None)
+    if not isinstance(components, dict) or not callable(target):
+        raise AccelUnsupportedError(
+            f"accel cannot patch a {type(target).__name__}. Pass a diffusers pipeline, or a denoiser such as "
+            "`pipe.transformer` or `pipe.unet`."
+        )
+    modules = {name: module for name, module in components.items() if isinstance(module, nn.Module)}
+    found = {
+        name: _uncompiled(module)
+        for name, module in modules.items()
+        if name in DENOISER_COMPONENTS or find_spec(module) is not None
+    }
+    if not found:
+        raise AccelUnsupportedError(
+            f"{type(target).__name__} holds no denoiser that accel knows: its modules are "
+            f"{', '.join(f'{name} ({type(module).__name__})' for name, module in modules.items()) or 'none'}. "
+            "Add its class to DENOISERS in accel/specs.py."
+        )
+    return found
+
+
+def _uncompiled(module: nn.Module) -> nn.Module:
+    if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:  # noqa: SLF001 -- torch has no public name
+        raise AccelUnsupportedError(
+            f"{type(getattr(module, '_orig_mod', module)).__name__} is compiled as a whole, so its blocks cannot be "
+            "skipped. Patch the uncompiled model and compile its blocks instead: "
+            "`pipe.transformer.compile_repeated_blocks()`."
+        )
+    return module
+
+
+def known_sites(module: nn.Module, spec: ModelSpec) -> ModelSites:
+    """The sites of a denoiser in the table, checked against the real modules.
+
+    Raises:
+        AccelUnsupportedError: if the module does not look as its spec says.
+    """
+    if spec.unet:
+        return _unet_sites(module)
+    blocks = [Site(Kind.BLOCK, path, block, _block_io(module, block)) for path, block in _stack(module, spec.stacks)]
+    return with_parts(module, tuple(blocks))
+
+
+def with_parts(module: nn.Module, blocks: tuple[Site, ...]) -> ModelSites:
+    """The sites of a transformer with these blocks: them, their attention and their MLPs."""
+    parts = chain.from_iterable(_parts(site.path, site.module) for site in blocks)
+    by_kind: dict[Kind, list[Site]] = {Kind.ATTENTION: [], Kind.MLP: []}
+    for site in parts:
+        by_kind[site.kind].append(site)
+    return ModelSites(
+        denoiser=denoiser_site(module),
+        blocks=blocks,
+        attention=tuple(by_kind[Kind.ATTENTION]),
+        mlp=tuple(by_kind[Kind.MLP]),
+    )
+
+
+def denoiser_site(module: nn.Module) -> Site:
+    """The site of the denoiser itself, whose input may be called `sample`."""
+    site = Site(Kind.DENOISER, "", module)
+    if "hidden_states" in site.positions:
+        return site
+    return Site(Kind.DENOISER, "", module, BlockIO(hidden=next(iter(site.positions), "sample")))
+
+
+def _stack(module: nn.Module, names: tuple[str, ...]) -> Iterator[tuple[str, nn.Module]]:
+    for name in names:
+        stack = getattr(module, name, None)
+        if not isinstance(stack, nn.ModuleList):
+            raise AccelUnsupportedError(
+                f"{type(module).__name__} has no stack of blocks called {name!r} (its spec in accel/specs.py says "
+                f"so); this version of the library seems to have moved it. Its lists are: {_list_names(module)}."
+            )
+        yield from ((f"{name}.{index}", block) for index, block in enumerate(stack))
+
+
+def _list_names(module: nn.Module) -> str:
+    lists = (name for name, child in module.named_children() if isinstance(child, nn.ModuleList))
+    return ", ".join(lists) or "none"
+
+
+def _block_io(module: nn.Module, block: nn.Module) -> BlockIO:
+    original = getattr(block, "_orig_mod", block)
+    name = next((cls.__name__ for cls in type(original).__mro__ if cls.__name__ in BLOCKS), None)
+    if name is None:
+        raise AccelUnsupportedError(
+            f"{type(module).__name__} holds blocks of class {type(original).__name__}, whose inputs and outputs accel "
+            f"does not know. Add `{type(original).__name__!r}: BlockIO(...)` to BLOCKS in accel/specs.py."
+        )
+    io = BLOCKS[name]
+    arguments = Site(Kind.BLOCK, "", block, io).positions
+    missing = [argument for argument in (io.hidden, io.context) if argument and argument not in arguments]
+    if missing:
+        raise AccelUnsupportedError(
+            f"{type(original).__name__}.forward takes ({', '.join(arguments)}), but accel/specs.py expects "
+            f"{' and '.join(missing)} among them. Correct its line in BLOCKS."
+        )
+    return io
+
+
+def _parts(path: str, block: nn.Module) -> Iterator[Site]:
+    for name, child in getattr(block, "_orig_mod", block).named_children():
+        if name in ATTENTION_NAMES:
+            yield Site(Kind.ATTENTION, f"{path}.{name}", child)
+        elif name in MLP_NAMES:
+            yield Site(Kind.MLP, f"{path}.{name}", child, BlockIO(hidden=next(iter(_first_argument(child)))))
+
+
+def _first_argument(module: nn.Module) -> dict[str, int]:
+    return dict(Site(Kind.MLP, "", module).positions)
+
+
+def _unet_sites(module: nn.Module) -> ModelSites:
+    def side(kind: Kind, name: str) -> tuple[Site, ...]:
+        stack = _stack(module, (name,))
+        return tuple(Site(kind, path, block) for path, block in stack)
+
+    middle = getattr(module, "mid_block", None)
+    transformers = [
+        (path, block) for path, block in module.named_modules() if type(block).__name__ == "BasicTransformerBlock"
+    ]
+    parts = tuple(chain.from_iterable(_parts(path, block) for path, block in transformers))
+    return ModelSites(
+        denoiser=denoiser_site(module),
+        attention=tuple(site for site in parts if site.kind is Kind.ATTENTION),
+        mlp=tuple(site for site in parts if site.kind is Kind.MLP),
+        down=side(Kind.DOWN, "down_blocks"),
+        mid=() if middle is None else (Site(Kind.MID, "mid_block", middle),),
+        up=side(Kind.UP, "up_blocks"),
+    )

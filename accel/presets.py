@@ -1,0 +1,84 @@
+"""Names for methods with settings, and the list of every method. The only place that knows the method packages."""
+
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from accel.errors import OptionError, nearest
+from accel.method import Method
+
+PACKAGES = ("caching", "sparse_attn", "token_prune", "dllm")
+DEFAULT = "balanced"
+
+
+def methods() -> dict[str, type[Method]]:
+    """Every method by name: what the method packages export."""
+    exported = (
+        getattr(package, name) for package in map(importlib.import_module, PACKAGES) for name in package.__all__
+    )
+    found = [item for item in exported if isinstance(item, type) and issubclass(item, Method)]
+    return {cls.__name__: cls for cls in found if not inspect.isabstract(cls)}
+
+
+def _quality() -> tuple[Method, ...]:
+    from caching import FirstBlockCache
+
+    return (FirstBlockCache(threshold=0.05),)
+
+
+def _balanced() -> tuple[Method, ...]:
+    from caching import FirstBlockCache
+
+    return (FirstBlockCache(threshold=0.1),)
+
+
+def _fast() -> tuple[Method, ...]:
+    from caching import FirstBlockCache
+
+    return (FirstBlockCache(threshold=0.2),)
+
+
+_PRESETS: dict[str, tuple[str, Callable[[], tuple[Method, ...]]]] = {
+    "quality": ("hardly visible differences", _quality),
+    "balanced": ("small differences, the default", _balanced),
+    "fast": ("visible differences", _fast),
+}
+
+
+def presets() -> dict[str, str]:
+    """Every preset's name and what it is for."""
+    return {name: description for name, (description, _) in _PRESETS.items()}
+
+
+def resolve(chosen: Sequence[Any]) -> tuple[Method, ...]:
+    """The methods that the arguments of `patch` name.
+
+    Raises:
+        OptionError: for an unknown preset, a class instead of an instance, or anything else that is no method.
+    """
+    if not chosen:
+        return resolve((DEFAULT,))
+    if len(chosen) == 1 and isinstance(chosen[0], str):
+        return _preset(chosen[0])
+    for item in chosen:
+        if not isinstance(item, Method):
+            raise OptionError(_not_a_method(item))
+    return tuple(chosen)
+
+
+def _preset(name: str) -> tuple[Method, ...]:
+    if name in _PRESETS:
+        return _PRESETS[name][1]()
+    if name in methods():
+        raise OptionError(f"{name!r} is a method: pass an instance of it, `accel.patch(pipe, {name}(...))`.")
+    known = ", ".join(_PRESETS)
+    raise OptionError(f"There is no preset {name!r}.{nearest(name, [*_PRESETS, *methods()])} Presets are {known}.")
+
+
+def _not_a_method(item: Any) -> str:
+    if isinstance(item, type) and issubclass(item, Method):
+        return f"{item.__name__} is a class: pass an instance of it, `{item.__name__}()`."
+    if isinstance(item, str):
+        return f"The preset {item!r} cannot be combined with others. Pass it alone, or pass methods."
+    return f"{item!r} is no method. Pass instances of `Method`, e.g. `caching.FirstBlockCache()`, or one preset name."

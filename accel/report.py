@@ -1,0 +1,247 @@
+"""What one generation did: every decision with its reason, seconds, bytes, and plain words when nothing engaged."""
+
+import html
+import json
+import platform
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib import metadata
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+REUSING = frozenset({"reused", "forecast"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What was decided for one denoiser call.
+
+    Attributes:
+        step: evaluation, counted from 0.
+        branch: guidance branch.
+        action: "computed", "reused", "forecast" (extrapolated), or "forced" (a guard overruled the method).
+        reason: why, in a few words.
+        value: the measured change that was compared with the threshold, if one was.
+        error: relative L1 distance between what would have been predicted and what a computed call gave, where
+            reuse went before it.
+        blocks_run: transformer blocks that ran.
+        blocks_skipped: transformer blocks that did not.
+    """
+
+    step: int
+    branch: str
+    action: str
+    reason: str
+    value: float | None = None
+    error: float | None = None
+    blocks_run: int = 0
+    blocks_skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What one generation of one denoiser did. Prints as a short table; `to_json` and `from_dict` round-trip.
+
+    Attributes:
+        model: class name of the denoiser.
+        methods: the methods, as they print.
+        steps: model evaluations that ran; num_steps: how many the scheduler planned.
+        calls: denoiser calls (guidance in two calls has two a step).
+        decisions: one a call, in order.
+        seconds: the whole pipeline call; denoiser_seconds: the part inside the denoiser.
+        bytes_held: bytes of cached features at the end of the generation, their peak.
+        device: where the denoiser ran; versions: of what matters for a comparison.
+        warnings: what a user should know, in plain words.
+    """
+
+    model: str = ""
+    methods: tuple[str, ...] = ()
+    steps: int = 0
+    num_steps: int | None = None
+    calls: int = 0
+    decisions: tuple[Decision, ...] = ()
+    seconds: float = 0.0
+    denoiser_seconds: float = 0.0
+    bytes_held: int = 0
+    device: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def reused(self) -> int:
+        """Denoiser calls that reused or forecast work."""
+        return sum(decision.action in REUSING for decision in self.decisions)
+
+    @property
+    def engaged(self) -> bool:
+        """Whether anything was skipped at all."""
+        return self.reused > 0
+
+    @property
+    def blocks_run(self) -> int:
+        """Transformer blocks that ran, over all calls."""
+        return sum(decision.blocks_run for decision in self.decisions)
+
+    @property
+    def blocks_skipped(self) -> int:
+        """Transformer blocks that did not run, over all calls."""
+        return sum(decision.blocks_skipped for decision in self.decisions)
+
+    @property
+    def skipped_share(self) -> float:
+        """Share of the blocks that did not run, 0 to 1."""
+        total = self.blocks_run + self.blocks_skipped
+        return self.blocks_skipped / total if total else 0.0
+
+    @property
+    def estimated_error(self) -> float | None:
+        """Largest relative error seen where a computed call followed skips, or None where none did."""
+        errors = [decision.error for decision in self.decisions if decision.error is not None]
+        return max(errors) if errors else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data."""
+        return {**asdict(self), "engaged": self.engaged, "reused": self.reused, "blocks_run": self.blocks_run,
+                "blocks_skipped": self.blocks_skipped}  # fmt: skip
+
+    def to_json(self) -> str:
+        """The report as JSON."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The report that `to_dict` wrote; derived entries are computed anew."""
+        fields = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
+        decisions = tuple(Decision(**entry) for entry in data.get("decisions", ()))
+        names = {name: tuple(data.get(name, ())) for name in ("methods", "warnings")}
+        return cls(**{**fields, "decisions": decisions, **names})
+
+    def _rows(self) -> list[tuple[str, str]]:
+        actions = Counter(decision.action for decision in self.decisions)
+        planned = "" if self.num_steps in (None, self.steps) else f" of {self.num_steps}"
+        rows = [
+            ("model", self.model),
+            ("methods", ", ".join(self.methods) or "none"),
+            ("steps", f"{self.steps}{planned}, {self.calls} denoiser calls"),
+            ("calls", ", ".join(f"{count} {action}" for action, count in actions.items()) or "none"),
+            ("blocks", f"{self.blocks_run} run, {self.blocks_skipped} skipped ({self.skipped_share:.0%})"),
+            ("seconds", f"{self.seconds:.3f}, {self.denoiser_seconds:.3f} of them in the denoiser"),
+            ("cached", f"{self.bytes_held / 2**20:.1f} MiB on {self.device}"),
+        ]
+        if self.estimated_error is not None:
+            rows.append(("error", f"{self.estimated_error:.4f} relative, where it could be checked (largest)"))
+        return [*rows, *(("note", warning) for warning in self.warnings)]
+
+    def __str__(self) -> str:
+        if not self.calls:
+            return "No generation yet: call the pipeline, then print the report again."
+        return "\n".join(f"{name:<8} {text}" for name, text in self._rows())
+
+    def _repr_html_(self) -> str:
+        if not self.calls:
+            return f"<p>{html.escape(str(self))}</p>"
+        cells = (f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>" for name, text in self._rows())
+        return f"<table>{''.join(cells)}</table>"
+
+
+class Timeline:
+    """Collects what happens during a generation; becomes a `Report` at its end."""
+
+    def __init__(self, model: str, methods: tuple[str, ...], blocks: int) -> None:
+        self.decisions: list[Decision] = []
+        self.calls = 0
+        self.blocks = blocks
+        self.bytes_held = 0
+        self.warnings: list[str] = []
+        self._model = model
+        self._methods = methods
+        self._started = time.perf_counter()
+        self._device = torch.device("cpu")
+        self._seconds = 0.0
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._pending: list[tuple[int, str, Tensor]] = []
+
+    def add(self, decision: Decision) -> None:
+        """Notes a decision."""
+        self.decisions.append(decision)
+
+    def measure_later(self, name: str, value: Tensor) -> None:
+        """Sets a number of the newest decision from a device scalar, read only at the end: no wait in the loop."""
+        self._pending.append((len(self.decisions) - 1, name, value))
+
+    def warn(self, text: str) -> None:
+        """Notes something the user should know, once."""
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    @contextmanager
+    def denoiser_watch(self, device: torch.device) -> Iterator[None]:
+        """Times the inside: with events on CUDA, so that nothing waits, else by the clock."""
+        self._device = device
+        if device.type == "cuda":
+            pair = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            pair[0].record()
+            yield
+            pair[1].record()
+            self._events.append(pair)
+            return
+        started = time.perf_counter()
+        yield
+        self._seconds += time.perf_counter() - started
+
+    def finish(self, steps: int, num_steps: int | None) -> Report:
+        """The report. Waits for the device, if events were recorded on one."""
+        if self._events:
+            torch.cuda.synchronize(self._device)
+        on_device = sum(first.elapsed_time(second) for first, second in self._events) / 1000
+        report = Report(
+            model=self._model,
+            methods=self._methods,
+            steps=steps,
+            num_steps=num_steps,
+            calls=self.calls,
+            decisions=self._settled(),
+            seconds=time.perf_counter() - self._started,
+            denoiser_seconds=self._seconds + on_device,
+            bytes_held=self.bytes_held,
+            device=device_name(self._device),
+            versions=versions(),
+            warnings=tuple(self.warnings),
+        )
+        return report
+
+    def _settled(self) -> tuple[Decision, ...]:
+        decisions = [asdict(decision) for decision in self.decisions]
+        for index, name, value in self._pending:
+            decisions[index][name] = float(value)
+        return tuple(Decision(**entry) for entry in decisions)
+
+
+def device_name(device: torch.device) -> str:
+    """A device as a person would name it, e.g. "cuda:0 (NVIDIA H200)"."""
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"cpu ({platform.machine()})" if device.type == "cpu" else str(device)
+
+
+@cache
+def _version_items() -> tuple[tuple[str, str], ...]:
+    names = {"accel": "accel-diffusion", "torch": "torch", "diffusers": "diffusers", "transformers": "transformers"}
+    found = [("python", platform.python_version())]
+    for label, distribution in names.items():
+        try:
+            found.append((label, metadata.version(distribution)))
+        except metadata.PackageNotFoundError:
+            continue
+    return tuple(found)
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that a measurement depends on, without importing them."""
+    return dict(_version_items())

@@ -1,0 +1,178 @@
+"""One denoiser's generations: which branch a call belongs to, what the methods remember, what the report will say."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import RLock, get_ident
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import Tensor
+
+from accel.clock import Clock
+from accel.errors import AccelBusyError
+from accel.layers import Call
+from accel.report import Decision, Timeline
+
+if TYPE_CHECKING:
+    from accel.engine import Engine
+
+Memo = TypeVar("Memo")
+
+_CONDITIONING = ("encoder_hidden_states", "class_labels")
+
+
+class Generation:
+    """State of one denoiser during one pipeline call; everything in it is dropped when the call ends."""
+
+    def __init__(self, clock: Clock, timeline: Timeline) -> None:
+        self.clock = clock
+        self.timeline = timeline
+        self.thread = get_ident()
+        self.branch = "0"
+        self.context_name: str | None = None
+        self._states: dict[tuple[int, str, str], Any] = {}
+        self._branches = _Branches(clock)
+
+    @property
+    def step(self) -> int:
+        """Evaluations so far."""
+        return self.clock.step
+
+    @property
+    def num_steps(self) -> int | None:
+        """Evaluations that this generation will make, if known."""
+        return self.clock.num_steps
+
+    @property
+    def sigma(self) -> float | None:
+        """Noise level of the current evaluation, if known."""
+        return self.clock.sigma
+
+    def state(self, key: tuple[int, str, str], factory: Callable[[], Memo]) -> Memo:
+        """The state kept under a key, made by `factory` at first use."""
+        try:
+            return self._states[key]  # type: ignore[no-any-return]
+        except KeyError:
+            return self._states.setdefault(key, factory())
+
+    def decide(self, action: str, reason: str, **numbers: Any) -> None:
+        """Notes a decision for the current denoiser call."""
+        self.timeline.add(Decision(step=self.step, branch=self.branch, action=action, reason=reason, **numbers))
+
+    def enter(self, call: Call) -> None:
+        """Finds out the branch of a denoiser call."""
+        self.clock.settle()
+        conditioning = next((value for name in _CONDITIONING if (value := call.argument(name)) is not None), None)
+        self.branch = self._branches.find(self.context_name, conditioning)
+
+    def close(self) -> None:
+        """Sums up and drops all state."""
+        self.timeline.bytes_held = sum(getattr(state, "nbytes", 0) for state in self._states.values())
+        self._states.clear()
+        self._branches = _Branches(self.clock)
+
+
+class _Branches:
+    """Tells guidance branches apart: by the pipeline's own name, else by the conditioning, else by the order.
+
+    Order alone mixes the branches up when guidance is applied on only some steps. The conditioning tensor of a branch
+    is the same object at every step in most pipelines; it is held here, so its identity cannot be reused.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._known: list[Tensor] = []
+        self._step = -1
+        self._ordinal = 0
+        self._named: set[str] = set()
+        self._identity_holds = False
+
+    def find(self, name: str | None, conditioning: Tensor | None) -> str:
+        """The branch of a denoiser call that starts now."""
+        if self._step != self._clock.step:
+            self._start_step()
+        if name is not None:
+            return self._by_name(name)
+        ordinal, self._ordinal = self._ordinal, self._ordinal + 1
+        for index, known in enumerate(self._known):
+            if known is conditioning:
+                self._identity_holds = self._identity_holds or self._step > 0
+                return str(index)
+        if conditioning is not None and (self._step == 0 or self._identity_holds):
+            self._known.append(conditioning)
+            return str(len(self._known) - 1)
+        return str(ordinal)
+
+    def _start_step(self) -> None:
+        self._step = self._clock.step
+        self._ordinal = 0
+        self._named.clear()
+
+    def _by_name(self, name: str) -> str:
+        # A pipeline that steps copies of its scheduler is not seen stepping; a name that comes again tells.
+        if name in self._named and not self._clock.steps_seen:
+            self._clock.advance()
+            self._start_step()
+        self._named.add(name)
+        return name
+
+
+class Session:
+    """What is alive on one denoiser: at most one generation, by one thread."""
+
+    def __init__(self, name: str, owner: "Engine") -> None:
+        self.name = name
+        self.owner = owner
+        self.generation: Generation | None = None
+        self.enabled = True
+        self.wait = True
+        self._lock = RLock()
+
+    @contextmanager
+    def open(self, clock: Clock, timeline: Timeline) -> Iterator[Generation | None]:
+        """A generation on this denoiser. A second thread waits its turn, or is refused if `wait` is off.
+
+        Raises:
+            AccelBusyError: if another thread is generating and this session does not wait.
+        """
+        if not self._lock.acquire(blocking=self.wait):
+            raise AccelBusyError(
+                f"{self.name} is in the middle of a generation in another thread. Wait for it, or give each thread "
+                "a pipeline with a denoiser of its own."
+            )
+        outer = self.generation
+        try:
+            self.generation = Generation(clock, timeline) if self.enabled else None
+            yield self.generation
+        finally:
+            if self.generation is not None:
+                self.generation.close()
+            self.generation = outer
+            self._lock.release()
+
+    def track(self, call: Call) -> Any:
+        """Outermost hook of the denoiser: settles the branch, then times and counts the call."""
+        generation = call.generation
+        generation.enter(call)
+        timeline = generation.timeline
+        before = len(timeline.decisions)
+        with timeline.denoiser_watch(call.hidden.device):
+            output = call.proceed()
+        timeline.calls += 1
+        if len(timeline.decisions) == before:
+            generation.decide("computed", "no method decided", blocks_run=timeline.blocks)
+        return output
+
+    @contextmanager
+    def context(self, name: str) -> Iterator[None]:
+        """Names the guidance branch of the denoiser calls inside."""
+        generation = self.generation
+        if generation is None or generation.thread != get_ident():
+            yield
+            return
+        outer, generation.context_name = generation.context_name, name
+        try:
+            yield
+        finally:
+            generation.context_name = outer
+
+

@@ -1,0 +1,171 @@
+"""Where a model can be hooked: sites, the streams that run through them, and how a module carries them."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from torch import Tensor, nn
+
+from accel.errors import AccelUnsupportedError
+
+
+class Kind(StrEnum):
+    """What part of a denoiser a site is."""
+
+    DENOISER = "denoiser"
+    BLOCK = "block"
+    ATTENTION = "attention"
+    MLP = "mlp"
+    DOWN = "down"
+    MID = "mid"
+    UP = "up"
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """The visual stream [B, N, C] of a block and, in two-stream blocks, the text stream [B, T, C].
+
+    Adds and subtracts, so that a residual is `after - before` for either kind of block. A stream that one side
+    lacks (the last block of an MMDiT returns no text) is absent from the result.
+    """
+
+    hidden: Tensor
+    context: Tensor | None = None
+
+    def __add__(self, other: "Streams") -> "Streams":
+        context = _both(self.context, other.context)
+        return Streams(self.hidden + other.hidden, context and context[0] + context[1])
+
+    def __sub__(self, other: "Streams") -> "Streams":
+        context = _both(self.context, other.context)
+        return Streams(self.hidden - other.hidden, context and context[0] - context[1])
+
+    def matches(self, other: "Streams") -> bool:
+        """Tells whether both have the same shape, dtype and device, so that one may stand in for the other."""
+        return _alike(self.hidden, other.hidden) and _alike(self.context, other.context)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all streams."""
+        return self.hidden.nbytes + (0 if self.context is None else self.context.nbytes)
+
+
+def _both(left: Tensor | None, right: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    return None if left is None or right is None else (left, right)
+
+
+def _alike(left: Tensor | None, right: Tensor | None) -> bool:
+    if left is None or right is None:
+        return left is right
+    return left.shape == right.shape and left.dtype == right.dtype and left.device == right.device
+
+
+@dataclass(frozen=True, slots=True)
+class BlockIO:
+    """Which argument and which output position carry `hidden_states` and the second stream, if there is one.
+
+    An index of None says that `forward` returns the tensor itself. `context_index` None beside a `context` name says
+    that the text goes in but does not come out (cross-attention): then it is no stream.
+    """
+
+    hidden: str = "hidden_states"
+    hidden_index: int | None = None
+    context: str | None = None
+    context_index: int | None = None
+
+    def read(self, output: Any) -> Streams:
+        """The streams in a block's output."""
+        if self.hidden_index is None:
+            return Streams(output)
+        context = None if self.context_index is None else output[self.context_index]
+        return Streams(output[self.hidden_index], context)
+
+    def write(self, streams: Streams) -> Any:
+        """An output as the block itself would have returned it."""
+        if self.hidden_index is None:
+            return streams.hidden
+        if self.context_index is None:
+            return (streams.hidden,)
+        pair: list[Tensor | None] = [None, None]
+        pair[self.hidden_index], pair[self.context_index] = streams.hidden, streams.context
+        return tuple(pair)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Site:
+    """One module that can be hooked, with its path below the denoiser and the positions of its arguments."""
+
+    kind: Kind
+    path: str
+    module: nn.Module
+    io: BlockIO = BlockIO()
+    positions: Mapping[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        names = _parameter_names(self.module)
+        object.__setattr__(self, "positions", {name: index for index, name in enumerate(names)})
+
+    def get(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The argument called `name` of a call, or None where the call leaves it out."""
+        if name in kwargs:
+            return kwargs[name]
+        index = self.positions.get(name, len(args))
+        return args[index] if index < len(args) else None
+
+    def put(
+        self, name: str, value: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """The same call with the argument called `name` replaced."""
+        index = self.positions.get(name, len(args))
+        if name in kwargs or index >= len(args):
+            return args, {**kwargs, name: value}
+        return (*args[:index], value, *args[index + 1 :]), kwargs
+
+
+def _parameter_names(module: nn.Module) -> list[str]:
+    # A compiled module's forward takes (*args, **kwargs); the module that it wraps tells the names.
+    original = getattr(module, "_orig_mod", module)
+    return list(inspect.signature(original.forward).parameters)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelSites:
+    """Every site of one denoiser, in the order in which the model runs them. Methods bind to these."""
+
+    denoiser: Site
+    blocks: tuple[Site, ...] = ()
+    attention: tuple[Site, ...] = ()
+    mlp: tuple[Site, ...] = ()
+    down: tuple[Site, ...] = ()
+    mid: tuple[Site, ...] = ()
+    up: tuple[Site, ...] = ()
+
+    @property
+    def module(self) -> nn.Module:
+        """The denoiser."""
+        return self.denoiser.module
+
+    @property
+    def name(self) -> str:
+        """The denoiser's class name."""
+        return type(self.denoiser.module).__name__
+
+    def require_blocks(self, method: str, at_least: int) -> tuple[Site, ...]:
+        """The blocks of a model that has enough of them.
+
+        Raises:
+            AccelUnsupportedError: if the model has fewer than `at_least` transformer blocks in one stack.
+        """
+        if len(self.blocks) >= at_least:
+            return self.blocks
+        found = f"{len(self.blocks)} blocks" if self.blocks else "no stack of transformer blocks"
+        raise AccelUnsupportedError(
+            f"{method} needs at least {at_least} transformer blocks in a row, but {self.name} has {found}. "
+            f"Choose a method for this kind of model (`accel.methods()` lists them)"
+            + (", or fewer head and tail blocks." if self.blocks else ".")
+        )
+
+
+Hook = Callable[[Any], Any]

@@ -1,0 +1,86 @@
+"""Where each known denoiser keeps its blocks and how they carry the streams, by class name.
+
+Nothing is imported from the libraries that define these classes. To add a model, add its stacks to `DENOISERS` and,
+if its block class is new, one line to `BLOCKS`; both are checked against the real module when it is patched.
+"""
+
+from dataclasses import dataclass
+
+from accel.sites import BlockIO
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A denoiser: its stacks of transformer blocks in running order, or a UNet's paths.
+
+    Attributes:
+        stacks: attribute paths of `ModuleList`s, first to run first.
+        unet: whether the model has `down_blocks`, `mid_block` and `up_blocks` instead.
+    """
+
+    stacks: tuple[str, ...] = ()
+    unet: bool = False
+
+
+_CONTEXT = "encoder_hidden_states"
+ONE_STREAM = BlockIO()
+HIDDEN_FIRST = BlockIO(hidden_index=0, context=_CONTEXT, context_index=1)
+CONTEXT_FIRST = BlockIO(hidden_index=1, context=_CONTEXT, context_index=0)
+
+_TWO_STACKS = ModelSpec(("transformer_blocks", "single_transformer_blocks"))
+_ONE_STACK = ModelSpec(("transformer_blocks",))
+_UNET = ModelSpec(unet=True)
+
+DENOISERS: dict[str, ModelSpec] = {
+    "AllegroTransformer3DModel": _ONE_STACK,
+    "AuraFlowTransformer2DModel": ModelSpec(("joint_transformer_blocks", "single_transformer_blocks")),
+    "ChromaTransformer2DModel": _TWO_STACKS,
+    "CogVideoXTransformer3DModel": _ONE_STACK,
+    "CogView4Transformer2DModel": _ONE_STACK,
+    "DiTTransformer2DModel": _ONE_STACK,
+    "FluxTransformer2DModel": _TWO_STACKS,
+    "Flux2Transformer2DModel": _TWO_STACKS,
+    "HunyuanImageTransformer2DModel": _TWO_STACKS,
+    "HunyuanVideoTransformer3DModel": _TWO_STACKS,
+    "LTXVideoTransformer3DModel": _ONE_STACK,
+    "MochiTransformer3DModel": _ONE_STACK,
+    "PixArtTransformer2DModel": _ONE_STACK,
+    "QwenImageTransformer2DModel": _ONE_STACK,
+    "SD3Transformer2DModel": _ONE_STACK,
+    "SanaTransformer2DModel": _ONE_STACK,
+    "UNet2DConditionModel": _UNET,
+    "WanTransformer3DModel": ModelSpec(("blocks",)),
+}
+
+BLOCKS: dict[str, BlockIO] = {
+    "AllegroTransformerBlock": ONE_STREAM,
+    "AuraFlowJointTransformerBlock": CONTEXT_FIRST,
+    "AuraFlowSingleTransformerBlock": ONE_STREAM,
+    "BasicTransformerBlock": ONE_STREAM,
+    "ChromaSingleTransformerBlock": ONE_STREAM,
+    "ChromaTransformerBlock": CONTEXT_FIRST,
+    "CogVideoXBlock": HIDDEN_FIRST,
+    "CogView4TransformerBlock": HIDDEN_FIRST,
+    "Flux2SingleTransformerBlock": ONE_STREAM,
+    "Flux2TransformerBlock": CONTEXT_FIRST,
+    "FluxSingleTransformerBlock": CONTEXT_FIRST,
+    "FluxTransformerBlock": CONTEXT_FIRST,
+    "HunyuanImageSingleTransformerBlock": HIDDEN_FIRST,
+    "HunyuanImageTransformerBlock": HIDDEN_FIRST,
+    "HunyuanVideoSingleTransformerBlock": HIDDEN_FIRST,
+    "HunyuanVideoTokenReplaceSingleTransformerBlock": HIDDEN_FIRST,
+    "HunyuanVideoTokenReplaceTransformerBlock": HIDDEN_FIRST,
+    "HunyuanVideoTransformerBlock": HIDDEN_FIRST,
+    "JointTransformerBlock": CONTEXT_FIRST,
+    "LTXVideoTransformerBlock": ONE_STREAM,
+    "MochiTransformerBlock": HIDDEN_FIRST,
+    "QwenImageTransformerBlock": CONTEXT_FIRST,
+    "SanaTransformerBlock": ONE_STREAM,
+    "WanTransformerBlock": ONE_STREAM,
+}
+
+# Attribute names of a block's self-attention (in joint models the attention over both streams) and of its MLPs.
+ATTENTION_NAMES = ("attn", "attn1")
+MLP_NAMES = ("ff", "ffn", "ff_context", "img_mlp", "txt_mlp")
+# Pipeline components that may hold a denoiser of a class not in the table.
+DENOISER_COMPONENTS = ("transformer", "transformer_2", "unet", "prior")

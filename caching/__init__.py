@@ -1,0 +1,7 @@
+"""Methods that skip work between denoising steps by reusing or forecasting features."""
+
+from caching.db_cache import DBCache
+from caching.first_block_cache import FirstBlockCache
+from caching.predictor import Hold, Newton, Predictor
+
+__all__ = ["DBCache", "FirstBlockCache", "Hold", "Newton", "Predictor"]

@@ -1,0 +1,210 @@
+"""The engine behind caches of a whole stack of blocks: probe blocks, one decision a call, residuals by segment."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accel.layers import Call
+from accel.method import Binding
+from accel.sites import ModelSites, Site, Streams
+from caching.guards import must_compute
+from caching.predictor import Predictor, Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackRule:
+    """What an indicator cache needs to know; see `FirstBlockCache` for the meaning of each."""
+
+    head: int
+    tail_blocks: int
+    threshold: float
+    warmup: int
+    tail: int
+    max_streak: int | None
+    min_steps: int
+    batch: str
+    predictor: Predictor
+
+
+@dataclass(slots=True)
+class _Memory:
+    """State of one guidance branch during one generation."""
+
+    probe: Tensor | None = None
+    residuals: dict[int, deque[Sample]] = field(default_factory=dict)
+    finite: Tensor | None = None
+    streak: int = 0
+    # Of the current denoiser call:
+    call: tuple[int, int] = (-1, -1)
+    skip: bool = False
+    start: Tensor | None = None
+    entry: dict[int, Streams] = field(default_factory=dict)
+    check: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held between calls."""
+        kept = sum(sample.value.nbytes for samples in self.residuals.values() for sample in samples)
+        return kept + (0 if self.probe is None else self.probe.nbytes)
+
+
+class StackCache:
+    """Runs `head` blocks, decides from how much they changed, then computes or predicts what lies before the tail.
+
+    Blocks that carry their streams alike form a segment with one residual: from the input of its first block to the
+    output of its last, so what a model adds between blocks (ControlNet) stays in it.
+    """
+
+    def __init__(self, rule: StackRule, blocks: Sequence[Site]) -> None:
+        self.rule = rule
+        last = len(blocks) - rule.tail_blocks
+        self._head = blocks[: rule.head]
+        self._segments = _segments(blocks[rule.head : last])
+        self._skippable = last - rule.head
+        self._blocks = len(blocks)
+
+    def bind(self, model: ModelSites) -> Iterator[Binding]:
+        """Yields the hooks of the denoiser, the head and the middle."""
+        yield Binding(model.denoiser, self._begin)
+        if len(self._head) == 1:
+            yield Binding(self._head[0], partial(self._probe, first=True))
+        else:
+            yield Binding(self._head[0], self._start)
+            yield Binding(self._head[-1], partial(self._probe, first=False))
+        for number, segment in enumerate(self._segments):
+            for index, site in enumerate(segment):
+                ends = (index == 0, index == len(segment) - 1)
+                yield Binding(site, partial(self._middle, number=number, ends=ends))
+
+    def _memory(self, call: Call) -> _Memory:
+        return call.shared(self, _Memory)
+
+    def _begin(self, call: Call) -> Any:
+        memory = self._memory(call)
+        # A model may leave blocks out of a call (skip-layer guidance), so nothing of an earlier call may survive.
+        memory.skip, memory.start, memory.check = False, None, False
+        memory.entry.clear()
+        return call.proceed()
+
+    def _start(self, call: Call) -> Any:
+        self._memory(call).start = call.hidden
+        return call.proceed()
+
+    def _probe(self, call: Call, *, first: bool) -> Any:
+        memory = self._memory(call)
+        start = call.hidden if first else memory.start
+        output = call.proceed()
+        change = None if start is None or self.rule.threshold <= 0 else call.read(output).hidden - start
+        self._decide(call, memory, change)
+        return output
+
+    def _decide(self, call: Call, memory: _Memory, change: Tensor | None) -> None:
+        reason, value = self._refusal(call, memory, change)
+        memory.skip = reason is None
+        if reason is None:
+            memory.streak += 1
+            run, action = self._blocks - self._skippable, self.rule.predictor.action
+            call.decide(action, f"change below {self.rule.threshold:g}", value=value, blocks_run=run,
+                        blocks_skipped=self._skippable)  # fmt: skip
+            return
+        forced = value is None or value != value or value < self.rule.threshold
+        if value is not None and value != value:
+            call.generation.timeline.warn("non-finite features were computed anew instead of reused")
+        call.decide("forced" if forced and self.rule.threshold > 0 else "computed", reason,
+                    value=None if value != value else value, blocks_run=self._blocks)  # fmt: skip
+        memory.check, memory.streak, memory.probe = memory.streak > 0, 0, change
+
+    def _refusal(self, call: Call, memory: _Memory, change: Tensor | None) -> tuple[str | None, float | None]:
+        rule = self.rule
+        if change is None:
+            return ("threshold 0" if rule.threshold <= 0 else "a head block did not run"), None
+        placed = must_compute(call, warmup=rule.warmup, tail=rule.tail, min_steps=rule.min_steps)
+        if placed is not None:
+            return placed, None
+        if memory.probe is None or len(memory.residuals) < len(self._segments):
+            return "nothing to reuse yet", None
+        if not _alike(memory.probe, change):
+            return "shape, dtype or device changed", None
+        if rule.max_streak is not None and memory.streak >= rule.max_streak:
+            return f"{memory.streak} skips in a row", None
+        value = _relative_change(change, memory.probe, memory.finite, rule.batch)
+        if value < rule.threshold:
+            return None, value
+        return ("non-finite" if value != value else f"change at least {rule.threshold:g}"), value
+
+    def _middle(self, call: Call, *, number: int, ends: tuple[bool, bool]) -> Any:
+        memory = self._memory(call)
+        if self.rule.threshold <= 0:
+            return call.proceed()
+        if ends[0]:
+            memory.entry[number] = call.streams
+        if memory.skip:
+            return self._skip(call, memory, number, last=ends[1])
+        output = call.proceed()
+        if ends[1]:
+            self._record(call, memory, number, output)
+        return output
+
+    def _skip(self, call: Call, memory: _Memory, number: int, *, last: bool) -> Any:
+        if not last:
+            return call.write(call.streams)
+        residual = self.rule.predictor.predict(memory.residuals[number], _place(call))
+        return call.write(memory.entry[number] + residual)
+
+    def _record(self, call: Call, memory: _Memory, number: int, output: Any) -> None:
+        entry = memory.entry.get(number)
+        if entry is None:
+            memory.residuals.pop(number, None)
+            return
+        residual = call.read(output) - entry
+        samples = memory.residuals.setdefault(number, deque(maxlen=self.rule.predictor.depth))
+        if samples and not samples[-1].value.matches(residual):
+            samples.clear()
+        if number == 0:
+            memory.finite = residual.hidden.sum(dtype=torch.float32)
+            if memory.check and samples:
+                self._check(call, samples, residual)
+        samples.append(Sample(_place(call), residual))
+
+    def _check(self, call: Call, samples: Sequence[Sample], truth: Streams) -> None:
+        guess = self.rule.predictor.predict(samples, _place(call))
+        error = (guess.hidden - truth.hidden).abs().mean() / truth.hidden.abs().mean()
+        call.generation.timeline.measure_later("error", error)
+
+
+def _segments(blocks: Sequence[Site]) -> list[list[Site]]:
+    segments: list[list[Site]] = []
+    for site in blocks:
+        if segments and segments[-1][-1].io == site.io:
+            segments[-1].append(site)
+        else:
+            segments.append([site])
+    return segments
+
+
+def _place(call: Call) -> float:
+    # Where the schedule is unknown, evaluations are evenly spaced.
+    return float(-call.step) if call.sigma is None else call.sigma
+
+
+def _alike(left: Tensor, right: Tensor) -> bool:
+    return left.shape == right.shape and left.dtype == right.dtype and left.device == right.device
+
+
+def _relative_change(new: Tensor, old: Tensor, finite: Tensor | None, batch: str) -> float:
+    """Relative L1 distance, over the whole batch or of the worst sample; NaN if a kept residual is not finite.
+
+    This is the one place where a decision waits for the device.
+    """
+    if batch == "mean":
+        value = (new - old).abs().mean(dtype=torch.float32) / old.abs().mean(dtype=torch.float32)
+    else:
+        axes = tuple(range(1, new.dim()))
+        distance = (new - old).abs().mean(dim=axes, dtype=torch.float32)
+        value = (distance / old.abs().mean(dim=axes, dtype=torch.float32)).max()
+    return float(value if finite is None else value + finite * 0)

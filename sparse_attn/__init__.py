@@ -1,0 +1,3 @@
+"""Sparse attention methods will live here; this version ships none."""
+
+__all__: list[str] = []

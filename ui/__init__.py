@@ -1,0 +1,3 @@
+"""The comparison app will live here; this version ships none."""
+
+__all__: list[str] = []
