@@ -1,7 +1,13 @@
 """Faster generation with diffusion models, without training: `accel.patch(pipe)`."""
 
 from accel.api import patch, status, unpatch
-from accel.errors import AccelBusyError, AccelError, AccelUnsupportedError, ConflictError, OptionError
+from accel.errors import (
+    AccelBusyError,
+    AccelError,
+    AccelUnsupportedError,
+    ConflictError,
+    OptionError,
+)
 from accel.handle import Patch, Status
 from accel.method import Binding, Claim, Method, Tunable
 from accel.presets import methods, presets

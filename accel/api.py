@@ -25,31 +25,40 @@ def patch(
     """Accelerates a pipeline or denoiser in place and returns the handle that can undo it.
 
     Args:
-        target: a diffusers pipeline, or a denoiser module that your own loop drives (`Patch.generation`).
+        target: a diffusers pipeline, or a denoiser module that your own loop drives
+            (`Patch.generation`).
         methods: `Method`s, or the name of one preset; "balanced" if there are none.
         quality: a quality target such as "psnr>=30", for the tuner.
         speedup: a speed target such as 2.0, for the tuner.
-        strict: whether a model that cannot be patched raises; otherwise it is left as it is and the handle says why.
+        strict: whether a model that cannot be patched raises; otherwise it is left as it is and the
+            handle says why.
         replace: whether another library's cache on the same denoiser is removed first.
 
-    Patching twice with equal methods returns the same handle; with other methods, the old ones are replaced, and stay
-    if the new ones fail.
+    Patching twice with equal methods returns the same handle; with other methods, the old ones are
+    replaced, and stay if the new ones fail.
 
     Raises:
-        OptionError: for an unknown preset, a method that is none, or a target for which there is no tuner.
-        AccelUnsupportedError: if the target is no pipeline or denoiser, or a method cannot work on it.
-        ConflictError: if two methods, or a method and another library's cache, would do the same work.
+        OptionError: for an unknown preset, a method that is none, or a target for which there is no
+            tuner.
+        AccelUnsupportedError: if the target is no pipeline or denoiser, or a method cannot work on
+            it.
+        ConflictError: if two methods, or a method and another library's cache, would do the same
+            work.
     """
     if quality is not None or speedup is not None:
         raise OptionError(
-            "quality= and speedup= need a tuner, and this version has none. Name a preset or methods; "
-            "`accel compare` measures what they cost."
+            "quality= and speedup= need a tuner, and this version has none. Name a preset or "
+            "methods; `accel compare` measures what they cost."
         )
     chosen = resolve(methods)
     check_conflicts(chosen)
     try:
         denoisers = find_denoisers(target)
-        handles = {id(engine.patch): engine.patch for module in denoisers.values() if (engine := engine_of(module))}
+        handles = {
+            id(engine.patch): engine.patch
+            for module in denoisers.values()
+            if (engine := engine_of(module))
+        }
         if len(handles) == 1 and (same := next(iter(handles.values()))).serves(denoisers, chosen):
             same.drive(target)
             return same

@@ -1,7 +1,8 @@
 """Which model evaluation a generation is at, counted from the scheduler's own calls.
 
-Timesteps are never read back: Heun repeats them and `.item()` waits for the device. Each `scheduler.step` follows one
-evaluation of the model, so counting those calls is exact for every scheduler.
+Timesteps are never read back: Heun repeats them and `.item()` waits for the device. Each
+`scheduler.step` follows one evaluation of the model, so counting those calls is exact for every
+scheduler.
 """
 
 import functools
@@ -17,7 +18,9 @@ from accel.copies import Overlay
 class Clock:
     """Counts the model evaluations of one generation and knows how many there will be."""
 
-    def __init__(self, num_steps: int | None = None, known_num_steps: Callable[[], int | None] | None = None):
+    def __init__(
+        self, num_steps: int | None = None, known_num_steps: Callable[[], int | None] | None = None
+    ) -> None:
         self.step = 0
         self.steps_seen = 0
         self.num_steps = num_steps
@@ -37,10 +40,10 @@ class Clock:
         return self._sigmas[index] if index < len(self._sigmas) else None
 
     def settle(self) -> None:
-        """Fixes the number of evaluations; called at the first one, when the pipeline has cut its schedule.
+        """Fixes the number of evaluations; called at the first one.
 
-        An image-to-image run starts late: pipelines tell by the scheduler's begin index or by their own count of
-        timesteps, and both are known only now.
+        Only then has the pipeline cut its schedule. An image-to-image run starts late: pipelines
+        tell by the scheduler's begin index or by their own count of timesteps.
         """
         if self.step or not self._sigmas:
             return
@@ -76,8 +79,9 @@ class Clock:
 def noise_levels(scheduler: Any) -> tuple[float, ...]:
     """The noise level sigma at every evaluation of a scheduler whose timesteps are set.
 
-    Schedulers without sigmas tell by their cumulative alphas: sigma = sqrt((1 - a) / a). Where there are neither, the
-    evaluations are numbered downwards, so that gaps between them still count.
+    Schedulers without sigmas tell by their cumulative alphas: sigma = sqrt((1 - a) / a). Where
+    there are neither, the evaluations are numbered downwards, so that gaps between them still
+    count.
     """
     timesteps = scheduler.timesteps
     count = len(timesteps)

@@ -39,6 +39,13 @@ _FLOW_OPTIONS_WITHOUT_COUNTERPART = (
     "use_exponential_sigmas",
     "use_beta_sigmas",
 )
+_FLOW_OPTIONS_SHARED = (
+    "num_train_timesteps",
+    "use_dynamic_shifting",
+    "time_shift_type",
+    "shift_terminal",
+)
+_FLOW_SHIFTS = ("base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +185,7 @@ def multistep(scheduler: Any) -> Any:
         raise AccelUnsupportedError(
             f"the pipeline's own {name} is a multistep solver: the other control is this one"
         )
-    import diffusers  # noqa: PLC0415 - optional, and slow to import
+    import diffusers
 
     if name.startswith("FlowMatch"):
         return _flow_multistep(diffusers.UniPCMultistepScheduler, scheduler, name, config)
@@ -197,16 +204,19 @@ def _flow_multistep(unipc: Any, scheduler: Any, name: str, config: dict[str, Any
             raise AccelUnsupportedError(
                 f"no multistep counterpart of {name} with {option}=True is known"
             )
-    # The shift in force, which set_shift may have changed since the config was written.
-    shift = getattr(scheduler, "shift", config.pop("shift", 1.0))
-    config.pop("shift", None)
-    return unipc.from_config(
-        config,
+    shared = {key: config[key] for key in _FLOW_OPTIONS_SHARED if key in config}
+    # The shift in force: set_shift may have changed it since the config was written.
+    shift = getattr(scheduler, "shift", config.get("shift", 1.0))
+    chosen = unipc(
+        **shared,
         prediction_type="flow_prediction",
         use_flow_sigmas=True,
         flow_shift=shift,
         solver_order=2,
     )
+    # Pipelines compute `mu` from these with defaults of their own, so they must be there to read.
+    chosen.register_to_config(**{key: config[key] for key in _FLOW_SHIFTS if key in config})
+    return chosen
 
 
 class _Runs:

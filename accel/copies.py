@@ -1,4 +1,4 @@
-"""Copies of a patched object come out unpatched: `deepcopy`, `pickle` and `torch.save` go through here."""
+"""Makes copies of a patched object (`deepcopy`, `pickle`, `torch.save`) come out unpatched."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,11 +7,13 @@ _ABSENT = object()
 
 
 class Hidden:
-    """Which entries of an object's `__dict__` are ours, and what a clean copy has in their place."""
+    """Which entries of an object's `__dict__` are ours, and what a clean copy has instead."""
 
     __slots__ = ("cls", "displaced", "keys", "owner")
 
-    def __init__(self, owner: Any, cls: type, displaced: dict[str, Any], keys: Iterable[str]) -> None:
+    def __init__(
+        self, owner: Any, cls: type, displaced: dict[str, Any], keys: Iterable[str]
+    ) -> None:
         self.owner = owner
         self.cls = cls
         self.displaced = displaced
@@ -21,8 +23,9 @@ class Hidden:
 def clean_reduce(hidden: Hidden, protocol: Any) -> Any:
     """What `__reduce_ex__` of the unpatched object would have returned."""
     owner = hidden.owner
-    function, arguments, *rest = type(owner).__reduce_ex__(owner, protocol)
-    arguments = tuple(hidden.cls if item is type(owner) else item for item in arguments)
+    cls: Any = type(owner)
+    function, arguments, *rest = cls.__reduce_ex__(owner, protocol)
+    arguments = tuple(hidden.cls if item is cls else item for item in arguments)
     if rest and isinstance(rest[0], dict):
         state = {key: value for key, value in rest[0].items() if key not in hidden.keys}
         rest[0] = {**state, **hidden.displaced}
@@ -30,9 +33,10 @@ def clean_reduce(hidden: Hidden, protocol: Any) -> Any:
 
 
 class Overlay:
-    """Entries laid over an object's `__dict__` that can be taken off again, in any order, whoever else came later.
+    """Entries laid over an object's `__dict__`, to be taken off in any order.
 
-    While it lies there, copies of the object are made as if it did not.
+    They come off cleanly whoever else laid something over them. While they lie there, copies of
+    the object are made as if they did not.
     """
 
     def __init__(self, owner: Any, values: dict[str, Any], *, cls: type | None = None) -> None:

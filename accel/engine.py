@@ -1,4 +1,4 @@
-"""One patched denoiser: its layers, its session, and the check that the methods really reached the model."""
+"""One patched denoiser: its layers, its session, and the check that methods reach the model."""
 
 import functools
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from accel.session import Session
 from accel.sites import Kind, ModelSites, Site
 
 if TYPE_CHECKING:
-    from accel.api import Patch
+    from accel.handle import Patch
 
 _TRACK_ORDER = -2
 _PROBE_ORDER = -1
@@ -27,7 +27,9 @@ _PROBE_ORDER = -1
 class Engine:
     """Binds methods to one denoiser and opens its generations."""
 
-    def __init__(self, module: nn.Module, methods: tuple[Method, ...], patch: "Patch", *, strict: bool) -> None:
+    def __init__(
+        self, module: nn.Module, methods: tuple[Method, ...], patch: "Patch", *, strict: bool
+    ) -> None:
         self.module = module
         self.patch = patch
         self.session = Session(self.name, self)
@@ -63,7 +65,9 @@ class Engine:
         else:
             candidate_blocks(self.module)
             root.add(_PROBE_ORDER, self._probe)
-            self.notes.append(f"{self.name} is in no table: its streams are established in its first call")
+            self.notes.append(
+                f"{self.name} is in no table: its streams are established in its first call"
+            )
 
     def remove(self) -> None:
         """Takes all layers off."""
@@ -75,9 +79,12 @@ class Engine:
         """Opens a generation until the stack closes; returns None while disabled."""
         blocks = 0 if self._sites is None else len(self._sites.blocks)
         timeline = Timeline(self.name, tuple(map(str, self._methods)), blocks)
-        opened = stack.enter_context(self.session.open(clock, timeline))
+        opened = stack.enter_context(self.session.open(clock, timeline, wait=self.patch.wait))
         if opened is not None and getattr(self.module, "is_cache_enabled", False):
-            timeline.warn(f"a cache of diffusers was enabled on {self.name} after patching; the two add up their errors")
+            timeline.warn(
+                f"a cache of diffusers was enabled on {self.name} after patching; the two add up "
+                "their errors"
+            )
         return None if opened is None else timeline
 
     def _context_entry(self) -> dict[str, Any]:
@@ -110,10 +117,13 @@ class Engine:
                 layers.append(layer)
             if not layers:
                 raise AccelUnsupportedError(
-                    f"{method} found nothing to hook in {self.name}. `accel.methods()` lists the others."
+                    f"{method} found nothing to hook in {self.name}. `accel.methods()` lists the "
+                    "others."
                 )
             self._bound.append((method, layers))
-        self._layers[id(self.module)].add(max((method.order for method in self._methods), default=0), self._prove)
+        self._layers[id(self.module)].add(
+            max((method.order for method in self._methods), default=0), self._prove
+        )
         self._sites = sites
 
     def _probe(self, call: Call) -> Any:
@@ -126,7 +136,7 @@ class Engine:
         return output
 
     def _prove(self, call: Call) -> Any:
-        """Runs innermost on the denoiser; in the first call, checks that every method reached the model."""
+        """Innermost hook: in the first call, checks that every method reached the model."""
         output = call.proceed()
         if not self._proved:
             self._proved = True
@@ -141,9 +151,9 @@ class Engine:
         if all(layer.site.kind is Kind.DENOISER for layer in layers):
             return
         raise AccelUnsupportedError(
-            f"{method} hooked {len(layers)} modules of {self.name}, but its first call used none of them, so "
-            "nothing would be accelerated. Was the model compiled as a whole or replaced after patching? Unpatch it "
-            "and patch again."
+            f"{method} hooked {len(layers)} modules of {self.name}, but its first call used none "
+            "of them, so nothing would be accelerated. Was the model compiled as a whole or "
+            "replaced after patching? Unpatch it and patch again."
         )
 
     @contextmanager
@@ -160,4 +170,3 @@ def engine_of(module: nn.Module) -> Engine | None:
     """The engine whose layers this denoiser carries, or None."""
     layer = module.__dict__.get(LAYER_KEY)
     return None if layer is None else layer.session.owner
-

@@ -1,4 +1,4 @@
-"""Caches of other libraries on the same pipeline: found before patching, removed only when asked."""
+"""Caches of other libraries on the same pipeline: found before patching, removed if asked."""
 
 import importlib
 from collections.abc import Iterator
@@ -40,15 +40,18 @@ def require_no_foreign_cache(target: Any, module: nn.Module, *, replace: bool) -
         return
     if not replace:
         raise ConflictError(
-            f"{type(module).__name__} already runs under {found}; two caches would skip the same blocks. Disable it, "
-            "or pass replace=True."
+            f"{type(module).__name__} already runs under {found}; two caches would skip the same "
+            "blocks. Disable it, or pass replace=True."
         )
     _remove(target, module)
     if (left := _find(target, module)) is not None:
-        raise ConflictError(f"{left} could not be removed from {type(module).__name__}; disable it by hand.")
+        raise ConflictError(
+            f"{left} could not be removed from {type(module).__name__}; disable it by hand."
+        )
 
 
-def _remove(target: Any, module: nn.Module) -> None:
+# Any: `disable_cache` comes from a mixin of diffusers.
+def _remove(target: Any, module: Any) -> None:
     if getattr(module, "is_cache_enabled", False):
         module.disable_cache()
     for registry, name in list(_diffusers_hooks(module)):

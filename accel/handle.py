@@ -35,8 +35,9 @@ class Status:
     def __str__(self) -> str:
         if not self.patched:
             return "\n".join(("not patched", *self.notes))
+        state = "on" if self.enabled else "off (call enable())"
         lines = (
-            f"accel     {'on' if self.enabled else 'off (call enable())'}, {self.generations} generations so far",
+            f"accel     {state}, {self.generations} generations so far",
             f"methods   {', '.join(self.methods) or 'none'}",
             f"denoisers {', '.join(self.denoisers)}; {self.hooked_modules} modules hooked",
         )
@@ -54,7 +55,13 @@ class Patch:
     """
 
     def __init__(
-        self, target: Any, denoisers: dict[str, nn.Module], methods: tuple[Method, ...], *, strict: bool, note: str = ""
+        self,
+        target: Any,
+        denoisers: dict[str, nn.Module],
+        methods: tuple[Method, ...],
+        *,
+        strict: bool,
+        note: str = "",
     ) -> None:
         self.methods = methods
         self.targets: list[Any] = [target]
@@ -82,7 +89,9 @@ class Patch:
     @property
     def enabled(self) -> bool:
         """Whether generations are accelerated."""
-        return bool(self._engines) and all(engine.session.enabled for engine in self._engines.values())
+        return bool(self._engines) and all(
+            engine.session.enabled for engine in self._engines.values()
+        )
 
     def enable(self) -> None:
         """Accelerates again after `disable`, from the next generation on."""
@@ -98,16 +107,23 @@ class Patch:
         """What this patch holds, seen from one of the pipelines that share the denoiser."""
         notes = [self._note] if self._note else []
         notes += [note for engine in self._engines.values() for note in engine.notes]
-        if target is not None and not isinstance(target, nn.Module) and handle_of(target) is not self:
+        if (
+            target is not None
+            and not isinstance(target, nn.Module)
+            and handle_of(target) is not self
+        ):
             notes.append(
-                f"patched through another pipeline; calls of this {type(target).__name__} run unaccelerated until "
-                "it is patched too"
+                f"patched through another pipeline; calls of this {type(target).__name__} run "
+                "unaccelerated until it is patched too"
             )
         return Status(
             patched=bool(self._engines),
             enabled=self.enabled,
             methods=tuple(map(str, self.methods)),
-            denoisers=tuple(f"{name} ({engine.name})" if name else engine.name for name, engine in self._engines.items()),
+            denoisers=tuple(
+                f"{name} ({engine.name})" if name else engine.name
+                for name, engine in self._engines.items()
+            ),
             hooked_modules=sum(engine.hooked_modules for engine in self._engines.values()),
             generations=self._generations,
             notes=tuple(notes),
@@ -119,11 +135,13 @@ class Patch:
         return self.methods == methods and mine == {id(module) for module in denoisers.values()}
 
     def install(self, more_targets: Iterable[Any] = ()) -> None:
-        """Hooks the denoisers and gives the pipelines their clock; undoes all of it if anything fails."""
+        """Hooks the denoisers and gives the pipelines their clock; a failure undoes all of it."""
         try:
             self._undo.callback(self._engines.clear)
             for name, module in self._denoisers.items():
-                engine = self._engines[name] = Engine(module, self.methods, self, strict=self._strict)
+                engine = self._engines[name] = Engine(
+                    module, self.methods, self, strict=self._strict
+                )
                 self._undo.callback(engine.remove)
                 engine.install()
             for target in [*self.targets, *more_targets]:
@@ -133,7 +151,10 @@ class Patch:
             raise
 
     def drive(self, target: Any) -> None:
-        """Makes calls of this pipeline open a generation. A bare denoiser is driven by `generation()`."""
+        """Makes calls of this pipeline open a generation.
+
+        A bare denoiser is driven by `generation()`.
+        """
         if all(target is not known for known in self.targets):
             self.targets.append(target)
         if isinstance(target, nn.Module) or handle_of(target) is self:
@@ -150,10 +171,13 @@ class Patch:
 
     @contextmanager
     def generation(self, num_steps: int | None = None, *, pipe: Any = None) -> Iterator[Self]:
-        """A generation driven by your own loop: call the denoiser, then `advance()`, for every evaluation.
+        """A generation driven by your own loop.
+
+        For every evaluation, call the denoiser, then `advance()`.
 
         Args:
-            num_steps: how many evaluations there will be, if known; guards for the last steps need it.
+            num_steps: how many evaluations there will be, if known; guards for the last steps need
+                it.
             pipe: the pipeline whose scheduler counts instead (used by patched pipelines).
 
         Raises:
@@ -171,8 +195,12 @@ class Patch:
             finally:
                 stack.close()
                 self._generations += 1
-                called = [timeline for timeline in timelines if timeline is not None and timeline.calls]
-                self.reports.extend(timeline.finish(clock.step, clock.num_steps) for timeline in called)
+                called = [
+                    timeline for timeline in timelines if timeline is not None and timeline.calls
+                ]
+                self.reports.extend(
+                    timeline.finish(clock.step, clock.num_steps) for timeline in called
+                )
 
     def advance(self) -> None:
         """Moves a `generation()` of your own on to its next evaluation.
@@ -181,7 +209,10 @@ class Patch:
             OptionError: outside of a generation.
         """
         if self._clock is None:
-            raise OptionError("advance() was called outside of a generation: `with handle.generation(n): ...` opens one.")
+            raise OptionError(
+                "advance() was called outside of a generation: `with handle.generation(n): ...` "
+                "opens one."
+            )
         self._clock.advance()
 
 
@@ -198,7 +229,7 @@ def _release(target: Any, driven: type, cls: type, overlay: Overlay) -> None:
 
 
 def _driven(cls: type, patch: Patch) -> type:
-    """A subclass of the pipeline's class, alike in name and signature, whose call opens a generation."""
+    """A subclass of `cls`, alike in name and signature, whose call opens a generation."""
     original: Any = cls.__call__
 
     @functools.wraps(original)
@@ -209,7 +240,11 @@ def _driven(cls: type, patch: Patch) -> type:
         with patch.generation(pipe=self):
             return original(self, *args, **kwargs)
 
-    namespace = {"__call__": __call__, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    namespace = {
+        "__call__": __call__,
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+    }
     return type(cls.__name__, (cls,), {**namespace, "__doc__": cls.__doc__})
 
 

@@ -1,7 +1,8 @@
 """The one wrapper that accel puts on somebody's module: ordered around-hooks with exact removal.
 
-A `Layer` sets `forward` on the module *instance*. Torch's forward hooks cannot skip a module, diffusers' registry
-does not undo in any order, and class swaps are without effect once accelerate has set an instance `forward`.
+A `Layer` sets `forward` on the module *instance*. Torch's forward hooks cannot skip a module,
+diffusers' registry does not undo in any order, and class swaps are without effect once accelerate
+has set an instance `forward`.
 """
 
 import functools
@@ -11,7 +12,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.compiler import is_compiling
 
 from accel.copies import Overlay
@@ -27,7 +28,10 @@ LAYER_KEY = "_accel_layer"
 
 
 class Call:
-    """One call of a hooked module. A hook looks at it, changes it, lets it proceed, or answers in its place."""
+    """One call of a hooked module.
+
+    A hook looks at it, changes it, lets it proceed, or answers in its place.
+    """
 
     __slots__ = ("_depth", "_layer", "args", "generation", "kwargs")
 
@@ -46,7 +50,7 @@ class Call:
         self.kwargs = kwargs
 
     def proceed(self, streams: Streams | None = None) -> Any:
-        """The output of the hooks below this one and the module, on other streams if they are given."""
+        """The output of the hooks below and the module, on other streams if they are given."""
         args, kwargs = self.args, self.kwargs
         if streams is not None:
             site = self._layer.site
@@ -67,7 +71,7 @@ class Call:
 
     @property
     def num_steps(self) -> int | None:
-        """Model evaluations that this generation will make, or None where the scheduler does not tell."""
+        """Model evaluations of this generation, or None where the scheduler does not tell."""
         return self.generation.num_steps
 
     @property
@@ -77,13 +81,14 @@ class Call:
 
     @property
     def branch(self) -> str:
-        """Guidance branch: the pipeline's `cache_context` name, else which conditioning the call carries."""
+        """Guidance branch: the `cache_context` name, else which conditioning the call carries."""
         return self.generation.branch
 
     @property
     def hidden(self) -> Tensor:
         """The visual stream that goes in, [B, N, C] in a transformer block."""
-        return self.argument(self.site.io.hidden)
+        hidden: Tensor = self.argument(self.site.io.hidden)
+        return hidden
 
     @property
     def context(self) -> Tensor | None:
@@ -97,7 +102,7 @@ class Call:
         return Streams(self.hidden, self.context)
 
     def argument(self, name: str) -> Any:
-        """The argument called `name`, however it was passed, or None where the call leaves it out."""
+        """The argument called `name`, however it was passed, or None where it is left out."""
         return self.site.get(name, self.args, self.kwargs)
 
     def read(self, output: Any) -> Streams:
@@ -109,22 +114,23 @@ class Call:
         return self.site.io.write(streams)
 
     def local(self, owner: object, factory: Callable[[], Memo]) -> Memo:
-        """State of `owner` for this site and branch; made at first use, dropped with the generation."""
+        """State of `owner` for this site and branch, from first use to the generation's end."""
         return self.generation.state((id(owner), self.site.path, self.generation.branch), factory)
 
     def shared(self, owner: object, factory: Callable[[], Memo]) -> Memo:
-        """State of `owner` for this denoiser and branch; made at first use, dropped with the generation."""
+        """State of `owner` for this denoiser and branch, from first use to the generation's end."""
         return self.generation.state((id(owner), "", self.generation.branch), factory)
 
     def decide(self, action: str, reason: str, **numbers: Any) -> None:
-        """Writes into the report what was decided for this denoiser call; see `report.Decision` for the numbers."""
+        """Reports what was decided for this denoiser call; `report.Decision` has the numbers."""
         self.generation.decide(action, reason, **numbers)
 
 
 class Layer:
-    """The hooks of one module of one denoiser. Removal leaves the module's `__dict__` as it was, in any order.
+    """The hooks of one module of one denoiser.
 
-    If somebody wraps the module after us, removal turns this layer into a pass-through that they keep calling.
+    Removal leaves the module's `__dict__` as it was, in any order. If somebody wraps the module
+    after us, removal turns this layer into a pass-through that they keep calling.
     """
 
     def __init__(self, site: Site, session: "Session", **extras: Any) -> None:
@@ -138,9 +144,11 @@ class Layer:
 
     def _attach(self) -> None:
         module = self.site.module
-        # A module compiled in place is entered through `_compiled_call_impl`. Wrapping that instead of `forward`
-        # keeps our hooks outside of the compiled region: no graph break, and `fullgraph=True` still holds.
-        name = "forward" if module._compiled_call_impl is None else "_compiled_call_impl"
+        # A module compiled in place is entered through `_compiled_call_impl`. Wrapping that instead
+        # of `forward` keeps our hooks outside of the compiled region: no graph break, and
+        # `fullgraph=True` still holds.
+        compiled = module._compiled_call_impl is not None  # noqa: SLF001 -- torch has no public name
+        name = "_compiled_call_impl" if compiled else "forward"
         self.inner: Callable[..., Any] = getattr(module, name)
         self.wrapper: Callable[..., Any] | None = _wrapper(self)
         entries = {name: self.wrapper, LAYER_KEY: self, "compile": self._compile, **self._extras}
@@ -150,8 +158,9 @@ class Layer:
         """Compiles the module as if it were not hooked, then hooks the compiled call."""
         if self.site.kind is Kind.DENOISER:
             raise AccelUnsupportedError(
-                f"Compiling {type(self.site.module).__name__} as a whole would trace accel's decisions into the "
-                "graph. Compile its blocks instead (`compile_repeated_blocks()`), before or after patching."
+                f"Compiling {type(self.site.module).__name__} as a whole would trace accel's "
+                "decisions into the graph. Compile its blocks instead "
+                "(`compile_repeated_blocks()`), before or after patching."
             )
         self.remove()
         try:
@@ -160,7 +169,7 @@ class Layer:
             self._attach()
 
     def add(self, order: int, hook: Hook) -> None:
-        """Adds a hook; lower orders run outside of higher ones, equal orders in the order of adding."""
+        """Adds a hook; lower orders run outside of higher ones, equal ones as they were added."""
         self._hooks.append((order, hook))
         self._hooks.sort(key=itemgetter(0))
         self._chain = tuple(hook for _, hook in self._hooks)
@@ -198,10 +207,11 @@ def _wrapper(layer: Layer) -> Callable[..., Any]:
 
 @functools.cache
 def _eager() -> Callable[..., Any]:
-    # Somebody compiles a module around ours: decisions must not be traced into that graph, or every step would
-    # recompile it. Made lazily since the decorator imports torch's compiler.
-    @torch.compiler.disable
+    # Somebody compiles a module around ours: decisions must not be traced into that graph, or every
+    # step would recompile it. Made lazily since `disable` imports torch's compiler.
+    disable: Callable[..., Callable[..., Any]] = torch.compiler.disable  # untyped in torch
+
     def run(layer: Layer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return layer.wrapper(*args, **kwargs) if layer.wrapper else layer.inner(*args, **kwargs)
 
-    return run
+    return disable(run)

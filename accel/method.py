@@ -46,10 +46,13 @@ class Binding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method(ABC):
-    """A published way to make generation cheaper. Subclass it, export the class, and it is patchable and tested.
+    """A published way to make generation cheaper.
+
+    Subclass it, export the class, and it is patchable and tested.
 
     Class attributes:
-        order: hooks of lower order run outside of higher ones (step caches 100, token reduction 200, attention 300).
+        order: hooks of lower order run outside of higher ones (step caches 100, token reduction
+            200, attention 300).
         claims: what it takes over; two methods with a common claim conflict.
         source: where it was published.
         tunables: what may be tuned, and in which range.
@@ -91,21 +94,33 @@ def check_conflicts(methods: tuple[Method, ...]) -> None:
         for second in methods[index + 1 :]:
             for claim in first.claims & second.claims:
                 raise ConflictError(
-                    f"{type(first).__name__} and {type(second).__name__} both want to be the method that {claim}. "
-                    "Choose one of them."
+                    f"{type(first).__name__} and {type(second).__name__} both want to be the "
+                    f"method that {claim}. Choose one of them."
                 )
 
 
 def require_number(
-    owner: object, name: str, value: float | None, *, low: float, high: float = math.inf, whole: bool = False
+    owner: object,
+    name: str,
+    value: float | None,
+    *,
+    low: float,
+    high: float = math.inf,
+    whole: bool = False,
 ) -> None:
     """Checks one numeric option of a method.
 
     Raises:
-        OptionError: if the value is no number, not finite below a finite bound, or outside `low` to `high`.
+        OptionError: if the value is no number, not finite below a finite bound, or outside `low` to
+            `high`.
     """
     kinds = (int,) if whole else (int, float)
-    valid = isinstance(value, kinds) and not isinstance(value, bool) and not math.isnan(value) and low <= value <= high
+    valid = (
+        isinstance(value, kinds)
+        and not isinstance(value, bool)
+        and not math.isnan(value)
+        and low <= value <= high
+    )
     if valid:
         return
     kind = "a whole number" if whole else "a number"

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from accel.errors import OptionError
 
@@ -125,7 +125,7 @@ def psnr(a: Picture, b: Picture) -> float:
     Raises:
         OptionError: a picture has another size, an unknown type or values outside its range.
     """
-    first, second = _pair(a, b)
+    first, second = pixels_of_both(a, b)
     return psnr_of(float((first - second).square().mean()))
 
 
@@ -145,7 +145,7 @@ def ssim(a: Picture, b: Picture) -> float:
     Raises:
         OptionError: as for `psnr`, or a side is shorter than the window.
     """
-    first, second = _pair(a, b)
+    first, second = pixels_of_both(a, b)
     if min(first.shape[-2:]) < _WINDOW:
         raise OptionError(
             f"SSIM needs pictures of at least {_WINDOW}x{_WINDOW} pixels, found "
@@ -160,7 +160,7 @@ def mae(a: Picture, b: Picture) -> float:
     Raises:
         OptionError: as for `psnr`.
     """
-    first, second = _pair(a, b)
+    first, second = pixels_of_both(a, b)
     return float((first - second).abs().mean())
 
 
@@ -170,7 +170,7 @@ def max_error(a: Picture, b: Picture) -> float:
     Raises:
         OptionError: as for `psnr`.
     """
-    first, second = _pair(a, b)
+    first, second = pixels_of_both(a, b)
     return float((first - second).abs().max())
 
 
@@ -224,7 +224,7 @@ def pixels(picture: Picture) -> Tensor:
         OptionError: unknown type or shape, or values that are not in 0..1 (0..255 for uint8).
     """
     values = picture if isinstance(picture, Tensor) else _from_array(picture)
-    if values.ndim != 4 or values.numel() == 0:
+    if values.ndim != len("BCHW") or values.numel() == 0:
         raise OptionError(
             f"Found a picture of shape {list(values.shape)}; expected a tensor [B, C, H, W], "
             "an array [H, W] or [H, W, C], or a PIL image."
@@ -236,6 +236,21 @@ def pixels(picture: Picture) -> Tensor:
             f"Found a picture of {values.dtype}; expected uint8 in 0..255 or floats in 0..1."
         )
     return _in_range(values.detach().cpu().double())
+
+
+def pixels_of_both(a: Picture, b: Picture) -> tuple[Tensor, Tensor]:
+    """Returns both pictures as `pixels`, if they are equally large.
+
+    Raises:
+        OptionError: they are not, or as for `pixels`.
+    """
+    first, second = pixels(a), pixels(b)
+    if first.shape != second.shape:
+        raise OptionError(
+            f"Pictures of {_size(first)} and {_size(second)} cannot be compared; generate both "
+            "at one size. Nothing is resized here, since that would change the numbers."
+        )
+    return first, second
 
 
 def _in_range(values: Tensor) -> Tensor:
@@ -258,18 +273,7 @@ def _from_array(picture: Picture) -> Tensor:
             f"Found {type(picture).__name__} (dtype {array.dtype}, {array.ndim} dimensions) where "
             "a picture was expected: a PIL image, an array [H, W] or [H, W, C], or a tensor."
         )
-    planes = array[:, :, None] if array.ndim == 2 else array
-    return torch.from_numpy(planes.copy()).permute(2, 0, 1)[None]
-
-
-def _pair(a: Picture, b: Picture) -> tuple[Tensor, Tensor]:
-    first, second = pixels(a), pixels(b)
-    if first.shape != second.shape:
-        raise OptionError(
-            f"Pictures of {_size(first)} and {_size(second)} cannot be compared; generate both "
-            "at one size. Nothing is resized here, since that would change the numbers."
-        )
-    return first, second
+    return torch.from_numpy(np.atleast_3d(array).copy()).permute(2, 0, 1)[None]
 
 
 def _size(values: Tensor) -> str:

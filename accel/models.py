@@ -1,4 +1,4 @@
-"""From a denoiser to its sites: by the table of specs, else by its structure and one probing call."""
+"""From a denoiser to its sites: by the table of specs, else by structure and a probing call."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -8,12 +8,21 @@ from torch import nn
 
 from accel.errors import AccelUnsupportedError
 from accel.sites import BlockIO, Kind, ModelSites, Site
-from accel.specs import ATTENTION_NAMES, BLOCKS, DENOISER_COMPONENTS, DENOISERS, MLP_NAMES, ModelSpec
+from accel.specs import (
+    ATTENTION_NAMES,
+    BLOCKS,
+    DENOISER_COMPONENTS,
+    DENOISERS,
+    MLP_NAMES,
+    ModelSpec,
+)
 
 
 def find_spec(module: nn.Module) -> ModelSpec | None:
     """The spec of a denoiser's class or of the nearest base class that has one, by name."""
-    return next((DENOISERS[cls.__name__] for cls in type(module).__mro__ if cls.__name__ in DENOISERS), None)
+    return next(
+        (DENOISERS[cls.__name__] for cls in type(module).__mro__ if cls.__name__ in DENOISERS), None
+    )
 
 
 def find_denoisers(target: Any) -> dict[str, nn.Module]:
@@ -27,8 +36,8 @@ def find_denoisers(target: Any) -> dict[str, nn.Module]:
     components = getattr(target, "components", None)
     if not isinstance(components, dict) or not callable(target):
         raise AccelUnsupportedError(
-            f"accel cannot patch a {type(target).__name__}. Pass a diffusers pipeline, or a denoiser such as "
-            "`pipe.transformer` or `pipe.unet`."
+            f"accel cannot patch a {type(target).__name__}. Pass a diffusers pipeline, or a "
+            "denoiser such as `pipe.transformer` or `pipe.unet`."
         )
     modules = {name: module for name, module in components.items() if isinstance(module, nn.Module)}
     found = {
@@ -37,10 +46,10 @@ def find_denoisers(target: Any) -> dict[str, nn.Module]:
         if name in DENOISER_COMPONENTS or find_spec(module) is not None
     }
     if not found:
+        held = (f"{name} ({type(module).__name__})" for name, module in modules.items())
         raise AccelUnsupportedError(
             f"{type(target).__name__} holds no denoiser that accel knows: its modules are "
-            f"{', '.join(f'{name} ({type(module).__name__})' for name, module in modules.items()) or 'none'}. "
-            "Add its class to DENOISERS in accel/specs.py."
+            f"{', '.join(held) or 'none'}. Add its class to DENOISERS in accel/specs.py."
         )
     return found
 
@@ -48,8 +57,8 @@ def find_denoisers(target: Any) -> dict[str, nn.Module]:
 def _uncompiled(module: nn.Module) -> nn.Module:
     if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:  # noqa: SLF001 -- torch has no public name
         raise AccelUnsupportedError(
-            f"{type(getattr(module, '_orig_mod', module)).__name__} is compiled as a whole, so its blocks cannot be "
-            "skipped. Patch the uncompiled model and compile its blocks instead: "
+            f"{type(getattr(module, '_orig_mod', module)).__name__} is compiled as a whole, so its "
+            "blocks cannot be skipped. Patch the uncompiled model and compile its blocks instead: "
             "`pipe.transformer.compile_repeated_blocks()`."
         )
     return module
@@ -63,7 +72,10 @@ def known_sites(module: nn.Module, spec: ModelSpec) -> ModelSites:
     """
     if spec.unet:
         return _unet_sites(module)
-    blocks = [Site(Kind.BLOCK, path, block, _block_io(module, block)) for path, block in _stack(module, spec.stacks)]
+    blocks = [
+        Site(Kind.BLOCK, path, block, _block_io(module, block))
+        for path, block in _stack(module, spec.stacks)
+    ]
     return with_parts(module, tuple(blocks))
 
 
@@ -94,8 +106,9 @@ def _stack(module: nn.Module, names: tuple[str, ...]) -> Iterator[tuple[str, nn.
         stack = getattr(module, name, None)
         if not isinstance(stack, nn.ModuleList):
             raise AccelUnsupportedError(
-                f"{type(module).__name__} has no stack of blocks called {name!r} (its spec in accel/specs.py says "
-                f"so); this version of the library seems to have moved it. Its lists are: {_list_names(module)}."
+                f"{type(module).__name__} has no stack of blocks called {name!r} (its spec in "
+                "accel/specs.py says so); this version of the library seems to have moved it. "
+                f"Its lists are: {_list_names(module)}."
             )
         yield from ((f"{name}.{index}", block) for index, block in enumerate(stack))
 
@@ -110,16 +123,19 @@ def _block_io(module: nn.Module, block: nn.Module) -> BlockIO:
     name = next((cls.__name__ for cls in type(original).__mro__ if cls.__name__ in BLOCKS), None)
     if name is None:
         raise AccelUnsupportedError(
-            f"{type(module).__name__} holds blocks of class {type(original).__name__}, whose inputs and outputs accel "
-            f"does not know. Add `{type(original).__name__!r}: BlockIO(...)` to BLOCKS in accel/specs.py."
+            f"{type(module).__name__} holds blocks of class {type(original).__name__}, whose "
+            "inputs and outputs accel does not know. Add "
+            f"`{type(original).__name__!r}: BlockIO(...)` to BLOCKS in accel/specs.py."
         )
     io = BLOCKS[name]
     arguments = Site(Kind.BLOCK, "", block, io).positions
-    missing = [argument for argument in (io.hidden, io.context) if argument and argument not in arguments]
+    missing = [
+        argument for argument in (io.hidden, io.context) if argument and argument not in arguments
+    ]
     if missing:
         raise AccelUnsupportedError(
-            f"{type(original).__name__}.forward takes ({', '.join(arguments)}), but accel/specs.py expects "
-            f"{' and '.join(missing)} among them. Correct its line in BLOCKS."
+            f"{type(original).__name__}.forward takes ({', '.join(arguments)}), but accel/specs.py "
+            f"expects {' and '.join(missing)} among them. Correct its line in BLOCKS."
         )
     return io
 
@@ -129,7 +145,12 @@ def _parts(path: str, block: nn.Module) -> Iterator[Site]:
         if name in ATTENTION_NAMES:
             yield Site(Kind.ATTENTION, f"{path}.{name}", child)
         elif name in MLP_NAMES:
-            yield Site(Kind.MLP, f"{path}.{name}", child, BlockIO(hidden=next(iter(_first_argument(child)))))
+            yield Site(
+                Kind.MLP,
+                f"{path}.{name}",
+                child,
+                BlockIO(hidden=next(iter(_first_argument(child)))),
+            )
 
 
 def _first_argument(module: nn.Module) -> dict[str, int]:
@@ -143,7 +164,9 @@ def _unet_sites(module: nn.Module) -> ModelSites:
 
     middle = getattr(module, "mid_block", None)
     transformers = [
-        (path, block) for path, block in module.named_modules() if type(block).__name__ == "BasicTransformerBlock"
+        (path, block)
+        for path, block in module.named_modules()
+        if type(block).__name__ == "BasicTransformerBlock"
     ]
     parts = tuple(chain.from_iterable(_parts(path, block) for path, block in transformers))
     return ModelSites(

@@ -1,4 +1,7 @@
-"""Names for methods with settings, and the list of every method. The only place that knows the method packages."""
+"""Names for methods with settings, and the list of every method.
+
+The only place that knows the method packages.
+"""
 
 import importlib
 import inspect
@@ -15,7 +18,9 @@ DEFAULT = "balanced"
 def methods() -> dict[str, type[Method]]:
     """Every method by name: what the method packages export."""
     exported = (
-        getattr(package, name) for package in map(importlib.import_module, PACKAGES) for name in package.__all__
+        getattr(package, name)
+        for package in map(importlib.import_module, PACKAGES)
+        for name in package.__all__
     )
     found = [item for item in exported if isinstance(item, type) and issubclass(item, Method)]
     return {cls.__name__: cls for cls in found if not inspect.isabstract(cls)}
@@ -55,7 +60,8 @@ def resolve(chosen: Sequence[Any]) -> tuple[Method, ...]:
     """The methods that the arguments of `patch` name.
 
     Raises:
-        OptionError: for an unknown preset, a class instead of an instance, or anything else that is no method.
+        OptionError: for an unknown preset, a class instead of an instance, or anything else that is
+            no method.
     """
     if not chosen:
         return resolve((DEFAULT,))
@@ -71,14 +77,23 @@ def _preset(name: str) -> tuple[Method, ...]:
     if name in _PRESETS:
         return _PRESETS[name][1]()
     if name in methods():
-        raise OptionError(f"{name!r} is a method: pass an instance of it, `accel.patch(pipe, {name}(...))`.")
+        raise OptionError(
+            f"{name!r} is a method: pass an instance of it, `accel.patch(pipe, {name}(...))`."
+        )
     known = ", ".join(_PRESETS)
-    raise OptionError(f"There is no preset {name!r}.{nearest(name, [*_PRESETS, *methods()])} Presets are {known}.")
+    raise OptionError(
+        f"There is no preset {name!r}.{nearest(name, [*_PRESETS, *methods()])} Presets are {known}."
+    )
 
 
 def _not_a_method(item: Any) -> str:
     if isinstance(item, type) and issubclass(item, Method):
         return f"{item.__name__} is a class: pass an instance of it, `{item.__name__}()`."
     if isinstance(item, str):
-        return f"The preset {item!r} cannot be combined with others. Pass it alone, or pass methods."
-    return f"{item!r} is no method. Pass instances of `Method`, e.g. `caching.FirstBlockCache()`, or one preset name."
+        return (
+            f"The preset {item!r} cannot be combined with others. Pass it alone, or pass methods."
+        )
+    return (
+        f"{item!r} is no method. Pass instances of `Method`, e.g. `caching.FirstBlockCache()`, or "
+        "one preset name."
+    )

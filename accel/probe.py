@@ -1,4 +1,4 @@
-"""Sites of a model that is in no table: candidates by structure, then one probing call that shows what flows."""
+"""Sites of a model in no table: candidates by structure, then one call that shows what flows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,12 +23,16 @@ def candidate_blocks(module: nn.Module) -> tuple[Site, ...]:
     stacks: list[list[Site]] = [[]]
     for name, child in module.named_children():
         if isinstance(child, nn.ModuleList) and len({type(block) for block in child}) == 1:
-            sites = [Site(Kind.BLOCK, f"{name}.{index}", block) for index, block in enumerate(child)]
+            sites = [
+                Site(Kind.BLOCK, f"{name}.{index}", block) for index, block in enumerate(child)
+            ]
             if _HIDDEN in sites[0].positions:
                 stacks.append(sites)
     longest = max(stacks, key=len)
     if len(longest) < 2:  # noqa: PLR2004 -- one block is no stack
-        raise AccelUnsupportedError(_refusal(module, "found no list of equal blocks that take `hidden_states`"))
+        raise AccelUnsupportedError(
+            _refusal(module, "found no list of equal blocks that take `hidden_states`")
+        )
     return tuple(longest)
 
 
@@ -48,7 +52,9 @@ class Probe:
         self._seen: dict[str, _Seen] = {}
 
     def __enter__(self) -> "Probe":
-        self._overlays = [Overlay(site.module, {"forward": self._recorder(site)}) for site in self._blocks]
+        self._overlays = [
+            Overlay(site.module, {"forward": self._recorder(site)}) for site in self._blocks
+        ]
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -60,7 +66,9 @@ class Probe:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             output = inner(*args, **kwargs)
-            self._seen[site.path] = _Seen(site.get(_HIDDEN, args, kwargs), site.get(_CONTEXT, args, kwargs), output)
+            self._seen[site.path] = _Seen(
+                site.get(_HIDDEN, args, kwargs), site.get(_CONTEXT, args, kwargs), output
+            )
             return output
 
         return forward
@@ -76,7 +84,11 @@ class Probe:
             seen = self._seen.get(site.path)
             io = None if seen is None else _infer_io(seen)
             if io is None:
-                problem = "did not run" if seen is None else "returns nothing shaped like its `hidden_states`"
+                problem = (
+                    "did not run"
+                    if seen is None
+                    else "returns nothing shaped like its `hidden_states`"
+                )
                 raise AccelUnsupportedError(_refusal(self.module, f"{site.path} {problem}"))
             blocks.append(Site(Kind.BLOCK, site.path, site.module, io))
         return with_parts(self.module, tuple(blocks))
@@ -102,14 +114,17 @@ def _infer_io(seen: _Seen) -> BlockIO | None:
 def _positions(output: Sequence[Any] | Mapping[int, Any], like: Tensor | None) -> list[int]:
     if like is None:
         return []
-    return [index for index in range(len(output)) if getattr(output[index], "shape", None) == like.shape]
+    return [
+        index for index in range(len(output)) if getattr(output[index], "shape", None) == like.shape
+    ]
 
 
 def _refusal(module: nn.Module, problem: str) -> str:
     name = type(module).__name__
     return (
-        f"accel does not know {name}, and could not work it out: {problem}. Add to accel/specs.py:\n"
+        f"accel does not know {name}, and could not work it out: {problem}. "
+        "Add to accel/specs.py:\n"
         f'  DENOISERS["{name}"] = ModelSpec(("<list of blocks>",))\n'
-        '  BLOCKS["<block class>"] = BlockIO(hidden_index=<n or None>, context="encoder_hidden_states", '
-        "context_index=<n or None>)"
+        '  BLOCKS["<block class>"] = BlockIO(hidden_index=<n or None>, '
+        'context="encoder_hidden_states", context_index=<n or None>)'
     )

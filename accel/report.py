@@ -1,11 +1,12 @@
-"""What one generation did: every decision with its reason, seconds, bytes, and plain words when nothing engaged."""
+"""What one generation did: every decision with its reason, seconds, bytes, warnings in words."""
 
 import html
 import json
+import math
 import platform
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -25,11 +26,12 @@ class Decision:
     Attributes:
         step: evaluation, counted from 0.
         branch: guidance branch.
-        action: "computed", "reused", "forecast" (extrapolated), or "forced" (a guard overruled the method).
+        action: "computed", "reused", "forecast" (extrapolated), or "forced" (a guard overruled the
+            method).
         reason: why, in a few words.
         value: the measured change that was compared with the threshold, if one was.
-        error: relative L1 distance between what would have been predicted and what a computed call gave, where
-            reuse went before it.
+        error: relative L1 distance between what would have been predicted and what a computed call
+            gave, where reuse went before it.
         blocks_run: transformer blocks that ran.
         blocks_skipped: transformer blocks that did not.
     """
@@ -46,7 +48,9 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What one generation of one denoiser did. Prints as a short table; `to_json` and `from_dict` round-trip.
+    """What one generation of one denoiser did.
+
+    Prints as a short table; `to_json` and `from_dict` round-trip.
 
     Attributes:
         model: class name of the denoiser.
@@ -101,14 +105,19 @@ class Report:
 
     @property
     def estimated_error(self) -> float | None:
-        """Largest relative error seen where a computed call followed skips, or None where none did."""
+        """Largest relative error where a computed call followed skips, or None where none did."""
         errors = [decision.error for decision in self.decisions if decision.error is not None]
         return max(errors) if errors else None
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data."""
-        return {**asdict(self), "engaged": self.engaged, "reused": self.reused, "blocks_run": self.blocks_run,
-                "blocks_skipped": self.blocks_skipped}  # fmt: skip
+        return {
+            **asdict(self),
+            "engaged": self.engaged,
+            "reused": self.reused,
+            "blocks_run": self.blocks_run,
+            "blocks_skipped": self.blocks_skipped,
+        }
 
     def to_json(self) -> str:
         """The report as JSON."""
@@ -129,13 +138,24 @@ class Report:
             ("model", self.model),
             ("methods", ", ".join(self.methods) or "none"),
             ("steps", f"{self.steps}{planned}, {self.calls} denoiser calls"),
-            ("calls", ", ".join(f"{count} {action}" for action, count in actions.items()) or "none"),
-            ("blocks", f"{self.blocks_run} run, {self.blocks_skipped} skipped ({self.skipped_share:.0%})"),
+            (
+                "calls",
+                ", ".join(f"{count} {action}" for action, count in actions.items()) or "none",
+            ),
+            (
+                "blocks",
+                f"{self.blocks_run} run, {self.blocks_skipped} skipped ({self.skipped_share:.0%})",
+            ),
             ("seconds", f"{self.seconds:.3f}, {self.denoiser_seconds:.3f} of them in the denoiser"),
             ("cached", f"{self.bytes_held / 2**20:.1f} MiB on {self.device}"),
         ]
         if self.estimated_error is not None:
-            rows.append(("error", f"{self.estimated_error:.4f} relative, where it could be checked (largest)"))
+            rows.append(
+                (
+                    "error",
+                    f"{self.estimated_error:.4f} relative, where it could be checked (largest)",
+                )
+            )
         return [*rows, *(("note", warning) for warning in self.warnings)]
 
     def __str__(self) -> str:
@@ -146,7 +166,9 @@ class Report:
     def _repr_html_(self) -> str:
         if not self.calls:
             return f"<p>{html.escape(str(self))}</p>"
-        cells = (f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>" for name, text in self._rows())
+        cells = (
+            f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>" for name, text in self._rows()
+        )
         return f"<table>{''.join(cells)}</table>"
 
 
@@ -172,7 +194,10 @@ class Timeline:
         self.decisions.append(decision)
 
     def measure_later(self, name: str, value: Tensor) -> None:
-        """Sets a number of the newest decision from a device scalar, read only at the end: no wait in the loop."""
+        """Sets a number of the newest decision from a device scalar.
+
+        It is read only at the end, so that the loop does not wait for the device.
+        """
         self._pending.append((len(self.decisions) - 1, name, value))
 
     def warn(self, text: str) -> None:
@@ -185,7 +210,7 @@ class Timeline:
         """Times the inside: with events on CUDA, so that nothing waits, else by the clock."""
         self._device = device
         if device.type == "cuda":
-            pair = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            pair = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]  # torch leaves the constructor bare
             pair[0].record()
             yield
             pair[1].record()
@@ -199,14 +224,17 @@ class Timeline:
         """The report. Waits for the device, if events were recorded on one."""
         if self._events:
             torch.cuda.synchronize(self._device)
+        decisions = self._settled()
+        if self._methods and not any(decision.action in REUSING for decision in decisions):
+            self.warn(_why_nothing(decisions))
         on_device = sum(first.elapsed_time(second) for first, second in self._events) / 1000
-        report = Report(
+        return Report(
             model=self._model,
             methods=self._methods,
             steps=steps,
             num_steps=num_steps,
             calls=self.calls,
-            decisions=self._settled(),
+            decisions=decisions,
             seconds=time.perf_counter() - self._started,
             denoiser_seconds=self._seconds + on_device,
             bytes_held=self.bytes_held,
@@ -214,13 +242,25 @@ class Timeline:
             versions=versions(),
             warnings=tuple(self.warnings),
         )
-        return report
 
     def _settled(self) -> tuple[Decision, ...]:
         decisions = [asdict(decision) for decision in self.decisions]
         for index, name, value in self._pending:
-            decisions[index][name] = float(value)
+            number = float(value)
+            decisions[index][name] = number if math.isfinite(number) else None
         return tuple(Decision(**entry) for entry in decisions)
+
+
+def _why_nothing(decisions: Sequence[Decision]) -> str:
+    """Plain words about a generation in which nothing was reused."""
+    said = "nothing was reused, so expect no speed-up: "
+    values = [decision.value for decision in decisions if decision.value is not None]
+    if values:
+        return (
+            f"{said}the smallest measured change was {min(values):.3g}; a larger threshold engages"
+        )
+    reasons = Counter(decision.reason for decision in decisions)
+    return said + ", ".join(f"{reason} ({count} calls)" for reason, count in reasons.most_common(3))
 
 
 def device_name(device: torch.device) -> str:
@@ -232,7 +272,12 @@ def device_name(device: torch.device) -> str:
 
 @cache
 def _version_items() -> tuple[tuple[str, str], ...]:
-    names = {"accel": "accel-diffusion", "torch": "torch", "diffusers": "diffusers", "transformers": "transformers"}
+    names = {
+        "accel": "accel-diffusion",
+        "torch": "torch",
+        "diffusers": "diffusers",
+        "transformers": "transformers",
+    }
     found = [("python", platform.python_version())]
     for label, distribution in names.items():
         try:
@@ -243,5 +288,5 @@ def _version_items() -> tuple[tuple[str, str], ...]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the libraries that a measurement depends on, without importing them."""
+    """Versions of Python and of the libraries a measurement depends on, without importing them."""
     return dict(_version_items())

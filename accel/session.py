@@ -1,4 +1,4 @@
-"""One denoiser's generations: which branch a call belongs to, what the methods remember, what the report will say."""
+"""One denoiser's generations: the branch of a call, what methods remember, what is reported."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ _CONDITIONING = ("encoder_hidden_states", "class_labels")
 
 
 class Generation:
-    """State of one denoiser during one pipeline call; everything in it is dropped when the call ends."""
+    """State of one denoiser during one pipeline call; all of it is dropped when the call ends."""
 
     def __init__(self, clock: Clock, timeline: Timeline) -> None:
         self.clock = clock
@@ -50,32 +50,40 @@ class Generation:
     def state(self, key: tuple[int, str, str], factory: Callable[[], Memo]) -> Memo:
         """The state kept under a key, made by `factory` at first use."""
         try:
-            return self._states[key]  # type: ignore[no-any-return]
+            memo: Memo = self._states[key]
         except KeyError:
-            return self._states.setdefault(key, factory())
+            memo = self._states.setdefault(key, factory())
+        return memo
 
     def decide(self, action: str, reason: str, **numbers: Any) -> None:
         """Notes a decision for the current denoiser call."""
-        self.timeline.add(Decision(step=self.step, branch=self.branch, action=action, reason=reason, **numbers))
+        self.timeline.add(
+            Decision(step=self.step, branch=self.branch, action=action, reason=reason, **numbers)
+        )
 
     def enter(self, call: Call) -> None:
         """Finds out the branch of a denoiser call."""
         self.clock.settle()
-        conditioning = next((value for name in _CONDITIONING if (value := call.argument(name)) is not None), None)
+        conditioning = next(
+            (value for name in _CONDITIONING if (value := call.argument(name)) is not None), None
+        )
         self.branch = self._branches.find(self.context_name, conditioning)
 
     def close(self) -> None:
         """Sums up and drops all state."""
-        self.timeline.bytes_held = sum(getattr(state, "nbytes", 0) for state in self._states.values())
+        self.timeline.bytes_held = sum(
+            getattr(state, "nbytes", 0) for state in self._states.values()
+        )
         self._states.clear()
         self._branches = _Branches(self.clock)
 
 
 class _Branches:
-    """Tells guidance branches apart: by the pipeline's own name, else by the conditioning, else by the order.
+    """Tells guidance branches apart: by the pipeline's name, the conditioning, else the order.
 
-    Order alone mixes the branches up when guidance is applied on only some steps. The conditioning tensor of a branch
-    is the same object at every step in most pipelines; it is held here, so its identity cannot be reused.
+    Order alone mixes the branches up when guidance is applied on only some steps. The conditioning
+    tensor of a branch is the same object at every step in most pipelines; it is held here, so its
+    identity cannot be reused.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -108,7 +116,8 @@ class _Branches:
         self._named.clear()
 
     def _by_name(self, name: str) -> str:
-        # A pipeline that steps copies of its scheduler is not seen stepping; a name that comes again tells.
+        # A pipeline that steps copies of its scheduler is not seen stepping; a name that comes
+        # again tells.
         if name in self._named and not self._clock.steps_seen:
             self._clock.advance()
             self._start_step()
@@ -124,20 +133,23 @@ class Session:
         self.owner = owner
         self.generation: Generation | None = None
         self.enabled = True
-        self.wait = True
         self._lock = RLock()
 
     @contextmanager
-    def open(self, clock: Clock, timeline: Timeline) -> Iterator[Generation | None]:
-        """A generation on this denoiser. A second thread waits its turn, or is refused if `wait` is off.
+    def open(
+        self, clock: Clock, timeline: Timeline, *, wait: bool = True
+    ) -> Iterator[Generation | None]:
+        """A generation on this denoiser.
+
+        A second thread waits its turn, or is refused if `wait` is off.
 
         Raises:
             AccelBusyError: if another thread is generating and this session does not wait.
         """
-        if not self._lock.acquire(blocking=self.wait):
+        if not self._lock.acquire(blocking=wait):
             raise AccelBusyError(
-                f"{self.name} is in the middle of a generation in another thread. Wait for it, or give each thread "
-                "a pipeline with a denoiser of its own."
+                f"{self.name} is in the middle of a generation in another thread. Wait for it, or "
+                "give each thread a pipeline with a denoiser of its own."
             )
         outer = self.generation
         try:
@@ -174,5 +186,3 @@ class Session:
             yield
         finally:
             generation.context_name = outer
-
-

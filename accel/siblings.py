@@ -1,4 +1,4 @@
-"""The method packages have generic names; this checks that each is ours and not a file that shadows it."""
+"""Checks that each generically named sibling package is ours and not a file that shadows it."""
 
 import importlib.util
 from pathlib import Path
@@ -22,6 +22,6 @@ def check_siblings(root: Path | None = None) -> None:
             continue
         found = "nothing" if origin is None else str(origin)
         raise AccelError(
-            f"`import {name}` would import {found} instead of accel's own package at {root / name}. Rename or "
-            f"uninstall what shadows it, or run from another folder."
+            f"`import {name}` would import {found} instead of accel's own package at "
+            f"{root / name}. Rename or uninstall what shadows it, or run from another folder."
         )

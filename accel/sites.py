@@ -1,4 +1,4 @@
-"""Where a model can be hooked: sites, the streams that run through them, and how a module carries them."""
+"""Where a model can be hooked: sites, the streams through them, and how modules carry those."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +27,8 @@ class Kind(StrEnum):
 class Streams:
     """The visual stream [B, N, C] of a block and, in two-stream blocks, the text stream [B, T, C].
 
-    Adds and subtracts, so that a residual is `after - before` for either kind of block. A stream that one side
-    lacks (the last block of an MMDiT returns no text) is absent from the result.
+    Adds and subtracts, so that a residual is `after - before` for either kind of block. A stream
+    that one side lacks (the last block of an MMDiT returns no text) is absent from the result.
     """
 
     hidden: Tensor
@@ -42,9 +42,15 @@ class Streams:
         context = _both(self.context, other.context)
         return Streams(self.hidden - other.hidden, context and context[0] - context[1])
 
+    def detach(self) -> "Streams":
+        """The same values without what autograd would need to go back through them."""
+        return Streams(
+            self.hidden.detach(), None if self.context is None else self.context.detach()
+        )
+
     def matches(self, other: "Streams") -> bool:
-        """Tells whether both have the same shape, dtype and device, so that one may stand in for the other."""
-        return _alike(self.hidden, other.hidden) and _alike(self.context, other.context)
+        """Whether one may stand in for the other: both have the same shape, dtype and device."""
+        return alike(self.hidden, other.hidden) and alike(self.context, other.context)
 
     @property
     def nbytes(self) -> int:
@@ -56,7 +62,8 @@ def _both(left: Tensor | None, right: Tensor | None) -> tuple[Tensor, Tensor] | 
     return None if left is None or right is None else (left, right)
 
 
-def _alike(left: Tensor | None, right: Tensor | None) -> bool:
+def alike(left: Tensor | None, right: Tensor | None) -> bool:
+    """Whether both have the same shape, dtype and device, or both are absent."""
     if left is None or right is None:
         return left is right
     return left.shape == right.shape and left.dtype == right.dtype and left.device == right.device
@@ -64,10 +71,11 @@ def _alike(left: Tensor | None, right: Tensor | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BlockIO:
-    """Which argument and which output position carry `hidden_states` and the second stream, if there is one.
+    """Which argument and output position carry `hidden_states` and, if any, the second stream.
 
-    An index of None says that `forward` returns the tensor itself. `context_index` None beside a `context` name says
-    that the text goes in but does not come out (cross-attention): then it is no stream.
+    An index of None says that `forward` returns the tensor itself. `context_index` None beside a
+    `context` name says that the text goes in but does not come out (cross-attention): then it is no
+    stream.
     """
 
     hidden: str = "hidden_states"
@@ -95,7 +103,7 @@ class BlockIO:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """One module that can be hooked, with its path below the denoiser and the positions of its arguments."""
+    """One module that can be hooked, its path below the denoiser, its arguments' positions."""
 
     kind: Kind
     path: str
@@ -132,7 +140,7 @@ def _parameter_names(module: nn.Module) -> list[str]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSites:
-    """Every site of one denoiser, in the order in which the model runs them. Methods bind to these."""
+    """Every site of one denoiser, in the order the model runs them. Methods bind to these."""
 
     denoiser: Site
     blocks: tuple[Site, ...] = ()
@@ -156,14 +164,15 @@ class ModelSites:
         """The blocks of a model that has enough of them.
 
         Raises:
-            AccelUnsupportedError: if the model has fewer than `at_least` transformer blocks in one stack.
+            AccelUnsupportedError: if the model has fewer than `at_least` transformer blocks in one
+                stack.
         """
         if len(self.blocks) >= at_least:
             return self.blocks
         found = f"{len(self.blocks)} blocks" if self.blocks else "no stack of transformer blocks"
         raise AccelUnsupportedError(
-            f"{method} needs at least {at_least} transformer blocks in a row, but {self.name} has {found}. "
-            f"Choose a method for this kind of model (`accel.methods()` lists them)"
+            f"{method} needs at least {at_least} transformer blocks in a row, but {self.name} has "
+            f"{found}. Choose a method for this kind of model (`accel.methods()` lists them)"
             + (", or fewer head and tail blocks." if self.blocks else ".")
         )
 

@@ -1,7 +1,8 @@
 """Where each known denoiser keeps its blocks and how they carry the streams, by class name.
 
-Nothing is imported from the libraries that define these classes. To add a model, add its stacks to `DENOISERS` and,
-if its block class is new, one line to `BLOCKS`; both are checked against the real module when it is patched.
+Nothing is imported from the libraries that define these classes. To add a model, add its stacks to
+`DENOISERS` and, if its block class is new, one line to `BLOCKS`; both are checked against the real
+module when it is patched.
 """
 
 from dataclasses import dataclass
@@ -33,7 +34,9 @@ _UNET = ModelSpec(unet=True)
 
 DENOISERS: dict[str, ModelSpec] = {
     "AllegroTransformer3DModel": _ONE_STACK,
-    "AuraFlowTransformer2DModel": ModelSpec(("joint_transformer_blocks", "single_transformer_blocks")),
+    "AuraFlowTransformer2DModel": ModelSpec(
+        ("joint_transformer_blocks", "single_transformer_blocks")
+    ),
     "ChromaTransformer2DModel": _TWO_STACKS,
     "CogVideoXTransformer3DModel": _ONE_STACK,
     "CogView4Transformer2DModel": _ONE_STACK,
@@ -79,7 +82,8 @@ BLOCKS: dict[str, BlockIO] = {
     "WanTransformerBlock": ONE_STREAM,
 }
 
-# Attribute names of a block's self-attention (in joint models the attention over both streams) and of its MLPs.
+# Attribute names of a block's self-attention (in joint models the attention over both streams) and
+# of its MLPs.
 ATTENTION_NAMES = ("attn", "attn1")
 MLP_NAMES = ("ff", "ffn", "ff_context", "img_mlp", "txt_mlp")
 # Pipeline components that may hold a denoiser of a class not in the table.

@@ -1,4 +1,4 @@
-"""DBCache: the first block cache with any number of probed head blocks and refreshed tail blocks."""
+"""DBCache: the first block cache with any number of probed head and refreshed tail blocks."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,13 +9,14 @@ from caching.first_block_cache import FirstBlockCache
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DBCache(FirstBlockCache):
-    """Runs `head` blocks, tests how much they changed, and on reuse still runs the last `tail_blocks`.
+    """Runs `head` blocks, tests their change, and on reuse still runs the last `tail_blocks`.
 
-    More head blocks make the test surer, tail blocks mend the reused features; both cost what they run. With
-    `head=1, tail_blocks=0` it is `FirstBlockCache`, whose docstring explains the other options.
+    More head blocks make the test surer, tail blocks mend the reused features; both cost what they
+    run. With `head=1, tail_blocks=0` it is `FirstBlockCache`, whose docstring explains the other
+    options.
 
-    Source: cache-dit's DBCache (Fn = head, Bn = tail_blocks). Its defaults are 8 head blocks, threshold 0.08 and 8
-    warm-up steps, for models of 57 blocks.
+    Source: cache-dit's DBCache (Fn = head, Bn = tail_blocks). Its defaults are 8 head blocks,
+    threshold 0.08 and 8 warm-up steps, for models of 57 blocks.
 
     Attributes:
         head: blocks that always run first, 1 or more.

@@ -1,7 +1,7 @@
 """FirstBlockCache: skip the rest of the stack while the first block's residual hardly changes."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 from accel.errors import OptionError
@@ -13,23 +13,26 @@ from caching.stack import StackCache, StackRule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstBlockCache(Method):
-    """Runs the first block; if its residual is close to that of the last computed step, reuses what followed.
+    """Runs the first block; reuses the rest while its residual is close to the last computed one.
 
-    The test is mean|r - r_last| / mean|r_last| < `threshold`, with r the first block's output minus its input. A
-    reused step adds the kept residual of all further blocks, for both streams of two-stream blocks.
+    The test is mean|r - r_last| / mean|r_last| < `threshold`, with r the first block's output minus
+    its input. A reused step adds the kept residual of all further blocks, for both streams of
+    two-stream blocks.
 
-    Source: ParaAttention's first block cache, after TeaCache (arXiv 2411.19108). Departures: warm-up, tail, streak
-    and minimum-step guards; state per guidance branch; the worst sample of a batch decides.
+    Source: ParaAttention's first block cache, after TeaCache (arXiv 2411.19108). Departures:
+    warm-up, tail, streak and minimum-step guards; state per guidance branch; the worst sample of a
+    batch decides.
 
     Attributes:
-        threshold: largest relative change at which work is reused, from 0 (never; bit-identical) up; 0.05 to 0.3 is
-            usual.
+        threshold: largest relative change at which work is reused, from 0 (never; bit-identical)
+            up; 0.05 to 0.3 is usual.
         warmup: first evaluations that always compute.
         tail: last evaluations that always compute.
         max_streak: most reused evaluations in a row, or None for no limit.
         min_steps: schedules of at most this many evaluations compute throughout.
         batch: "worst" lets the sample that changed most decide, "mean" the mean over the batch.
-        predictor: `Hold()` reuses the residual, `Newton(1)` extrapolates it along the noise schedule.
+        predictor: `Hold()` reuses the residual, `Newton(1)` extrapolates it along the noise
+            schedule.
 
     Raises:
         OptionError: for a value outside its range.
@@ -41,7 +44,7 @@ class FirstBlockCache(Method):
     max_streak: int | None = 3
     min_steps: int = 8
     batch: str = "worst"
-    predictor: Predictor = Hold()
+    predictor: Predictor = field(default=Hold())
 
     order: ClassVar[int] = 100
     claims: ClassVar[frozenset[Claim]] = frozenset({Claim.SKIPS_BLOCKS})
@@ -55,10 +58,13 @@ class FirstBlockCache(Method):
         if self.max_streak is not None:
             require_number(self, "max_streak", self.max_streak, low=1, whole=True)
         if self.batch not in ("worst", "mean"):
-            raise OptionError(f"{type(self).__name__}: batch is {self.batch!r}; expected 'worst' or 'mean'.")
+            raise OptionError(
+                f"{type(self).__name__}: batch is {self.batch!r}; expected 'worst' or 'mean'."
+            )
         if not isinstance(self.predictor, Predictor):
             raise OptionError(
-                f"{type(self).__name__}: predictor is {self.predictor!r}; expected Hold() or Newton(order)."
+                f"{type(self).__name__}: predictor is {self.predictor!r}; expected Hold() or "
+                "Newton(order)."
             )
 
     def neutral(self) -> Self:
@@ -69,7 +75,8 @@ class FirstBlockCache(Method):
         """Yields the hooks of the stack.
 
         Raises:
-            AccelUnsupportedError: if the model has no stack of at least one probed and one skippable block.
+            AccelUnsupportedError: if the model has no stack of at least one probed and one
+                skippable block.
         """
         head, tail_blocks = self.probes()
         blocks = model.require_blocks(type(self).__name__, head + tail_blocks + 1)

@@ -1,17 +1,20 @@
-"""When a cache must compute, whatever its indicator says. Shared by every method that skips between steps."""
+"""When a cache must compute, whatever its indicator says.
+
+Shared by every method that skips between steps.
+"""
 
 from accel.layers import Call
 
 
 def must_compute(call: Call, *, warmup: int, tail: int, min_steps: int) -> str | None:
-    """Why this evaluation has to be computed by its place in the schedule, or None if it need not be.
+    """Why this evaluation's place in the schedule has it computed, or None if it need not be.
 
     Args:
         call: any call of the current evaluation.
         warmup: first evaluations that always compute.
         tail: last evaluations that always compute; needs a known number of evaluations.
-        min_steps: schedules of at most this many evaluations compute throughout: distilled models spend each of them
-            on a large change.
+        min_steps: schedules of at most this many evaluations compute throughout: distilled models
+            spend each of them on a large change.
     """
     steps = call.num_steps
     if steps is not None and steps <= min_steps:

@@ -55,11 +55,11 @@ class Hold(Predictor):
 
 @dataclass(frozen=True, slots=True)
 class Newton(Predictor):
-    """Newton's interpolation polynomial through the newest `order` + 1 residuals, read off at the current sigma.
+    """Newton's interpolation through the newest `order` + 1 residuals, at the current sigma.
 
-    TaylorSeer (arXiv 2503.06923) multiplies backward differences by powers of the elapsed steps, which is right for
-    order 1 alone; divided differences are right for every order and for uneven gaps. Order 2 and above amplify noise
-    at the step counts in use.
+    TaylorSeer (arXiv 2503.06923) multiplies backward differences by powers of the elapsed steps,
+    which is right for order 1 alone; divided differences are right for every order and for uneven
+    gaps. Order 2 and above amplify noise at the step counts in use.
     """
 
     order: int = 1

@@ -1,5 +1,6 @@
-"""The engine behind caches of a whole stack of blocks: probe blocks, one decision a call, residuals by segment."""
+"""The engine of whole-stack caches: probe blocks, one decision a call, residuals by segment."""
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from accel.layers import Call
 from accel.method import Binding
-from accel.sites import ModelSites, Site, Streams
+from accel.sites import ModelSites, Site, Streams, alike
 from caching.guards import must_compute
 from caching.predictor import Predictor, Sample
+from caching.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +41,20 @@ class _Memory:
     residuals: dict[int, deque[Sample]] = field(default_factory=dict)
     finite: Tensor | None = None
     streak: int = 0
+    # Whether a block was seen to write into its input, so that snapshots must be copies.
+    copied: bool = False
     # Of the current denoiser call:
-    call: tuple[int, int] = (-1, -1)
     skip: bool = False
-    start: Tensor | None = None
-    entry: dict[int, Streams] = field(default_factory=dict)
+    start: Snapshot | None = None
+    entry: dict[int, Snapshot] = field(default_factory=dict)
     check: bool = False
+
+    def intact(self, snapshot: Snapshot | None) -> Streams | None:
+        """The kept streams, or None if there are none or a block wrote into them."""
+        if snapshot is None or snapshot.intact:
+            return None if snapshot is None else snapshot.streams
+        self.copied = True
+        return None
 
     @property
     def nbytes(self) -> int:
@@ -54,10 +64,11 @@ class _Memory:
 
 
 class StackCache:
-    """Runs `head` blocks, decides from how much they changed, then computes or predicts what lies before the tail.
+    """Runs `head` blocks; by their change, computes or predicts what lies before the tail.
 
-    Blocks that carry their streams alike form a segment with one residual: from the input of its first block to the
-    output of its last, so what a model adds between blocks (ControlNet) stays in it.
+    Blocks that carry their streams alike form a segment with one residual: from the input of its
+    first block to the output of its last, so what a model adds between blocks (ControlNet) stays in
+    it.
     """
 
     def __init__(self, rule: StackRule, blocks: Sequence[Site]) -> None:
@@ -86,20 +97,23 @@ class StackCache:
 
     def _begin(self, call: Call) -> Any:
         memory = self._memory(call)
-        # A model may leave blocks out of a call (skip-layer guidance), so nothing of an earlier call may survive.
+        # A model may leave blocks out of a call (skip-layer guidance), so nothing of an earlier
+        # call may survive.
         memory.skip, memory.start, memory.check = False, None, False
         memory.entry.clear()
         return call.proceed()
 
     def _start(self, call: Call) -> Any:
-        self._memory(call).start = call.hidden
+        memory = self._memory(call)
+        if self.rule.threshold > 0:
+            memory.start = Snapshot.take(Streams(call.hidden), copied=memory.copied)
         return call.proceed()
 
     def _probe(self, call: Call, *, first: bool) -> Any:
         memory = self._memory(call)
-        start = call.hidden if first else memory.start
-        output = call.proceed()
-        change = None if start is None or self.rule.threshold <= 0 else call.read(output).hidden - start
+        output = self._start(call) if first else call.proceed()
+        start = memory.intact(memory.start)
+        change = None if start is None else (call.read(output).hidden - start.hidden).detach()
         self._decide(call, memory, change)
         return output
 
@@ -109,40 +123,60 @@ class StackCache:
         if reason is None:
             memory.streak += 1
             run, action = self._blocks - self._skippable, self.rule.predictor.action
-            call.decide(action, f"change below {self.rule.threshold:g}", value=value, blocks_run=run,
-                        blocks_skipped=self._skippable)  # fmt: skip
+            call.decide(
+                action,
+                f"change below {self.rule.threshold:g}",
+                value=value,
+                blocks_run=run,
+                blocks_skipped=self._skippable,
+            )
             return
-        forced = value is None or value != value or value < self.rule.threshold
-        if value is not None and value != value:
-            call.generation.timeline.warn("non-finite features were computed anew instead of reused")
-        call.decide("forced" if forced and self.rule.threshold > 0 else "computed", reason,
-                    value=None if value != value else value, blocks_run=self._blocks)  # fmt: skip
+        broken = value is not None and not math.isfinite(value)
+        forced = value is None or broken or value < self.rule.threshold
+        if broken:
+            call.generation.timeline.warn(
+                "non-finite features were computed anew instead of reused"
+            )
+        call.decide(
+            "forced" if forced and self.rule.threshold > 0 else "computed",
+            reason,
+            value=None if broken else value,
+            blocks_run=self._blocks,
+        )
         memory.check, memory.streak, memory.probe = memory.streak > 0, 0, change
 
-    def _refusal(self, call: Call, memory: _Memory, change: Tensor | None) -> tuple[str | None, float | None]:
+    def _refusal(
+        self, call: Call, memory: _Memory, change: Tensor | None
+    ) -> tuple[str | None, float | None]:
         rule = self.rule
         if change is None:
-            return ("threshold 0" if rule.threshold <= 0 else "a head block did not run"), None
+            return _no_probe(rule, memory), None
         placed = must_compute(call, warmup=rule.warmup, tail=rule.tail, min_steps=rule.min_steps)
         if placed is not None:
             return placed, None
         if memory.probe is None or len(memory.residuals) < len(self._segments):
             return "nothing to reuse yet", None
-        if not _alike(memory.probe, change):
+        return self._compare(memory, memory.probe, change)
+
+    def _compare(
+        self, memory: _Memory, kept: Tensor, change: Tensor
+    ) -> tuple[str | None, float | None]:
+        rule = self.rule
+        if not alike(kept, change):
             return "shape, dtype or device changed", None
         if rule.max_streak is not None and memory.streak >= rule.max_streak:
             return f"{memory.streak} skips in a row", None
-        value = _relative_change(change, memory.probe, memory.finite, rule.batch)
+        value = _relative_change(change, kept, memory.finite, rule.batch)
         if value < rule.threshold:
             return None, value
-        return ("non-finite" if value != value else f"change at least {rule.threshold:g}"), value
+        return ("non-finite" if math.isnan(value) else f"change at least {rule.threshold:g}"), value
 
     def _middle(self, call: Call, *, number: int, ends: tuple[bool, bool]) -> Any:
         memory = self._memory(call)
         if self.rule.threshold <= 0:
             return call.proceed()
         if ends[0]:
-            memory.entry[number] = call.streams
+            memory.entry[number] = Snapshot.take(call.streams, copied=memory.copied)
         if memory.skip:
             return self._skip(call, memory, number, last=ends[1])
         output = call.proceed()
@@ -154,21 +188,21 @@ class StackCache:
         if not last:
             return call.write(call.streams)
         residual = self.rule.predictor.predict(memory.residuals[number], _place(call))
-        return call.write(memory.entry[number] + residual)
+        return call.write(memory.entry[number].streams + residual)
 
     def _record(self, call: Call, memory: _Memory, number: int, output: Any) -> None:
-        entry = memory.entry.get(number)
+        entry = memory.intact(memory.entry.get(number))
         if entry is None:
             memory.residuals.pop(number, None)
             return
-        residual = call.read(output) - entry
+        residual = (call.read(output) - entry).detach()
         samples = memory.residuals.setdefault(number, deque(maxlen=self.rule.predictor.depth))
         if samples and not samples[-1].value.matches(residual):
             samples.clear()
-        if number == 0:
-            memory.finite = residual.hidden.sum(dtype=torch.float32)
-            if memory.check and samples:
-                self._check(call, samples, residual)
+        total = _total(residual)
+        memory.finite = total if number == 0 or memory.finite is None else memory.finite + total
+        if number == 0 and memory.check and samples:
+            self._check(call, samples, residual)
         samples.append(Sample(_place(call), residual))
 
     def _check(self, call: Call, samples: Sequence[Sample], truth: Streams) -> None:
@@ -192,19 +226,29 @@ def _place(call: Call) -> float:
     return float(-call.step) if call.sigma is None else call.sigma
 
 
-def _alike(left: Tensor, right: Tensor) -> bool:
-    return left.shape == right.shape and left.dtype == right.dtype and left.device == right.device
-
-
 def _relative_change(new: Tensor, old: Tensor, finite: Tensor | None, batch: str) -> float:
-    """Relative L1 distance, over the whole batch or of the worst sample; NaN if a kept residual is not finite.
+    """Relative L1 distance, over the whole batch or of the worst sample.
 
-    This is the one place where a decision waits for the device.
+    NaN if a kept residual is not finite. This is the one place where a decision waits for the
+    device.
     """
-    if batch == "mean":
-        value = (new - old).abs().mean(dtype=torch.float32) / old.abs().mean(dtype=torch.float32)
-    else:
-        axes = tuple(range(1, new.dim()))
-        distance = (new - old).abs().mean(dim=axes, dtype=torch.float32)
-        value = (distance / old.abs().mean(dim=axes, dtype=torch.float32)).max()
+    axes = tuple(range(1, new.dim())) if batch == "worst" else tuple(range(new.dim()))
+    distance = (new - old).abs().mean(dim=axes, dtype=torch.float32)
+    # A residual of exactly zero that stays zero has not changed.
+    size = old.abs().mean(dim=axes, dtype=torch.float32).clamp_min(torch.finfo(torch.float32).tiny)
+    value = (distance / size).max()
     return float(value if finite is None else value + finite * 0)
+
+
+def _total(residual: Streams) -> Tensor:
+    # A sum is not finite as soon as one element is not, and costs a single pass.
+    total = residual.hidden.sum(dtype=torch.float32)
+    if residual.context is None:
+        return total
+    return total + residual.context.sum(dtype=torch.float32)
+
+
+def _no_probe(rule: StackRule, memory: _Memory) -> str:
+    if rule.threshold <= 0:
+        return "threshold 0"
+    return "a block wrote into its input" if memory.copied else "a head block did not run"

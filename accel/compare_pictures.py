@@ -1,0 +1,74 @@
+"""Pictures of a comparison as files: lossless PNGs, and a map of where two of them differ."""
+
+import io
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from accel import metrics
+from accel.metrics import Picture
+
+MAX_GAIN = 32
+"""Differences are never shown more than this many times as strong as they are."""
+
+# Dark violet over red to pale yellow: ordered in lightness, so that every kind of eye can read it.
+_HEAT = (
+    (0, 0, 4),
+    (40, 11, 84),
+    (101, 21, 110),
+    (159, 42, 99),
+    (212, 72, 66),
+    (245, 125, 21),
+    (250, 193, 39),
+    (252, 255, 164),
+)
+
+
+def png(picture: Picture) -> bytes:
+    """Returns the picture as PNG, every 8-bit value as it was."""
+    return encode(_bytes(picture))
+
+
+def encode(values: NDArray[np.uint8]) -> bytes:
+    """Returns uint8 values `[H, W]` or `[H, W, C]` as PNG."""
+    stream = io.BytesIO()
+    Image.fromarray(values).save(stream, format="PNG")
+    return stream.getvalue()
+
+
+def difference(plain: Picture, fast: Picture, gain: float) -> NDArray[np.uint8]:
+    """Returns the heat map `[H, W, 3]` of the largest difference of any channel, times `gain`.
+
+    Black is no difference; pale yellow is a difference of `1 / gain` of the full range or more.
+
+    Raises:
+        OptionError: the pictures differ in size.
+    """
+    first, second = metrics.pixels_of_both(plain, fast)
+    apart = (first - second).abs()[0].amax(dim=0).numpy()
+    return heat(np.minimum(apart * gain, 1.0))
+
+
+def heat(values: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """Returns the colours `[..., 3]` of values in 0..1."""
+    stops = np.linspace(0.0, 1.0, len(_HEAT))
+    colours = np.array(_HEAT, dtype=np.float64)
+    channels = [np.interp(values, stops, colours[:, channel]) for channel in range(3)]
+    return np.stack(channels, axis=-1).round().astype(np.uint8)
+
+
+def gain_for(errors: Iterable[float]) -> int:
+    """Returns one gain for all pairs, so that the largest of their errors just reaches the top.
+
+    A whole number from 1 to `MAX_GAIN`; that too where nothing differs.
+    """
+    largest = max(errors, default=0.0)
+    return MAX_GAIN if largest * MAX_GAIN <= 1.0 else max(int(1.0 / largest), 1)
+
+
+def _bytes(picture: Picture) -> NDArray[np.uint8]:
+    planes = metrics.pixels(picture)[0].permute(1, 2, 0).numpy()
+    values = (planes * 255.0).round().clip(0, 255).astype(np.uint8)
+    return values[:, :, 0] if values.shape[2] == 1 else values

@@ -1,0 +1,105 @@
+"""The clock counts what the scheduler does and reads no timestep."""
+
+from contextlib import ExitStack
+
+import pytest
+import torch
+from diffusers import (
+    DDIMScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    FlowMatchHeunDiscreteScheduler,
+    UniPCMultistepScheduler,
+)
+
+from accel.clock import Clock, noise_levels
+
+X = torch.zeros(1, 4, 2, 2)
+
+
+def run(scheduler, steps, clock, start=0):
+    scheduler.set_timesteps(steps)
+    if start:
+        scheduler.set_begin_index(start)
+    seen = []
+    for t in scheduler.timesteps[start:]:
+        clock.settle()
+        seen.append((clock.step, clock.num_steps, clock.sigma))
+        scheduler.step(X, t, X)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "evaluations"),
+    [
+        (FlowMatchEulerDiscreteScheduler(), 6),
+        (DDIMScheduler(), 6),
+        (UniPCMultistepScheduler(use_flow_sigmas=True, prediction_type="flow_prediction"), 6),
+        (FlowMatchHeunDiscreteScheduler(), 11),
+    ],
+)
+def test_every_evaluation_is_counted_and_announced(scheduler, evaluations):
+    clock = Clock()
+    before = dict(scheduler.__dict__)
+    with ExitStack() as stack:
+        clock.watch(scheduler, stack)
+        seen = run(scheduler, 6, clock)
+    assert [step for step, _, _ in seen] == list(range(evaluations))
+    assert {count for _, count, _ in seen} == {evaluations}
+    sigmas = [sigma for _, _, sigma in seen]
+    assert sigmas == sorted(sigmas, reverse=True)
+    assert set(scheduler.__dict__) - set(before) <= {"timesteps", "sigmas"} | set(
+        scheduler.__dict__
+    )
+    assert "step" not in scheduler.__dict__
+    assert "set_timesteps" not in scheduler.__dict__
+
+
+def test_flow_sigmas_are_those_of_the_scheduler():
+    scheduler = FlowMatchEulerDiscreteScheduler()
+    scheduler.set_timesteps(4)
+    assert noise_levels(scheduler) == pytest.approx(scheduler.sigmas[:4].tolist())
+
+
+def test_ddim_noise_levels_follow_from_its_alphas():
+    scheduler = DDIMScheduler()
+    scheduler.set_timesteps(4)
+    a = scheduler.alphas_cumprod[scheduler.timesteps[0]]
+    assert noise_levels(scheduler)[0] == pytest.approx(float(((1 - a) / a) ** 0.5))
+
+
+def test_a_late_start_counts_what_is_left_and_places_it_on_the_schedule():
+    clock, scheduler = Clock(), FlowMatchEulerDiscreteScheduler()
+    with ExitStack() as stack:
+        clock.watch(scheduler, stack)
+        seen = run(scheduler, 10, clock, start=7)
+    assert [(step, count) for step, count, _ in seen] == [(0, 3), (1, 3), (2, 3)]
+    assert seen[0][2] == pytest.approx(float(scheduler.sigmas[7]))
+
+
+def test_the_pipelines_own_count_wins_where_the_scheduler_cannot_tell():
+    clock, scheduler = Clock(known_num_steps=lambda: 3), DDIMScheduler()
+    with ExitStack() as stack:
+        clock.watch(scheduler, stack)
+        scheduler.set_timesteps(10)
+        clock.settle()
+    assert clock.num_steps == 3
+
+
+def test_signatures_that_pipelines_inspect_stay():
+    import inspect
+
+    scheduler = FlowMatchEulerDiscreteScheduler()
+    before = inspect.signature(scheduler.set_timesteps)
+    with ExitStack() as stack:
+        Clock().watch(scheduler, stack)
+        assert inspect.signature(scheduler.set_timesteps) == before
+
+
+def test_a_scheduler_copied_meanwhile_is_not_wrapped():
+    import copy
+
+    clock, scheduler = Clock(), FlowMatchEulerDiscreteScheduler()
+    with ExitStack() as stack:
+        clock.watch(scheduler, stack)
+        run(copy.deepcopy(scheduler), 4, Clock())
+    assert clock.step == 0

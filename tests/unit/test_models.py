@@ -1,0 +1,130 @@
+"""Specs against the real classes of the installed library."""
+
+import re
+
+import pytest
+import torch
+from diffusers import UNet2DConditionModel
+from torch import nn
+
+from accel import specs
+from accel.errors import AccelUnsupportedError
+from accel.models import find_denoisers, find_spec, known_sites
+from accel.sites import Kind
+from tests.tiny import CASES, DENOISERS
+
+
+@pytest.mark.parametrize("name", sorted(DENOISERS))
+def test_every_family_is_in_the_table_and_looks_as_it_says(name):
+    module = DENOISERS[name]()
+    spec = find_spec(module)
+    assert spec is not None
+    sites = known_sites(module, spec)
+    assert sites.attention
+    assert sites.mlp
+    modules = dict(module.named_modules())
+    for site in (*sites.blocks, *sites.attention, *sites.mlp, *sites.down, *sites.mid, *sites.up):
+        assert modules[site.path] is site.module
+    assert bool(sites.blocks) != bool(sites.down)
+
+
+def test_a_subclass_is_found_by_its_base():
+    class Mine(UNet2DConditionModel):
+        pass
+
+    assert find_spec(Mine.__new__(Mine)) is specs.DENOISERS["UNet2DConditionModel"]
+
+
+def test_a_unet_has_paths_and_no_stack():
+    module = next(make() for make in DENOISERS.values() if isinstance(make(), UNet2DConditionModel))
+    sites = known_sites(module, find_spec(module))
+    assert [site.kind for site in sites.mid] == [Kind.MID]
+    assert len(sites.down) == len(module.down_blocks)
+    with pytest.raises(AccelUnsupportedError, match="no stack of transformer blocks"):
+        sites.require_blocks("Method", 2)
+
+
+class FluxTransformer2DModel(nn.Module):
+    """Named like a model in the table, but with other insides."""
+
+    def __init__(self, **lists):
+        super().__init__()
+        for name, blocks in lists.items():
+            setattr(self, name, nn.ModuleList(blocks))
+
+    def forward(self, hidden_states):
+        return hidden_states
+
+
+class FluxTransformerBlock(nn.Module):
+    def forward(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [
+        ({"layers": [nn.Identity()]}, "no stack of blocks called 'transformer_blocks'.*layers"),
+        (
+            {"transformer_blocks": [nn.Identity()], "single_transformer_blocks": []},
+            "class Identity",
+        ),
+        (
+            {"transformer_blocks": [FluxTransformerBlock()], "single_transformer_blocks": []},
+            r"takes \(x\).*hidden_states and encoder_hidden_states",
+        ),
+    ],
+)
+def test_a_spec_that_does_not_fit_the_module_is_refused(lists, message):
+    module = FluxTransformer2DModel(**lists)
+    with pytest.raises(AccelUnsupportedError, match=message):
+        known_sites(module, find_spec(module))
+
+
+def test_two_stage_pipelines_have_two_denoisers():
+    pipe = CASES["wan_two_stage"].make()
+    assert set(find_denoisers(pipe)) == {"transformer", "transformer_2"}
+
+
+def test_every_block_class_in_the_table_exists_in_the_library():
+    import importlib
+    import pkgutil
+
+    import diffusers.models.transformers as package
+
+    names = set()
+    for info in pkgutil.iter_modules(package.__path__):
+        module = importlib.import_module(f"{package.__name__}.{info.name}")
+        names |= set(vars(module))
+    names |= set(vars(importlib.import_module("diffusers.models.attention")))
+    missing = {
+        name for name in {**specs.BLOCKS, **specs.DENOISERS} if not re.match("UNet", name)
+    } - names
+    assert not missing
+
+
+def test_sites_find_and_replace_arguments_by_name():
+    from accel.sites import Site
+
+    class Takes(nn.Module):
+        def forward(self, hidden_states, temb=None):
+            return hidden_states
+
+    site = Site(Kind.BLOCK, "x", Takes())
+    assert site.get("temb", (1, 2), {}) == 2
+    assert site.get("temb", (1,), {"temb": 3}) == 3
+    assert site.get("temb", (1,), {}) is None
+    assert site.put("temb", 5, (1, 2), {}) == ((1, 5), {})
+    assert site.put("temb", 5, (1,), {}) == ((1,), {"temb": 5})
+
+
+def test_streams_lack_what_either_side_lacks():
+    from accel.sites import Streams
+
+    one, two = torch.ones(1), torch.full((1,), 2.0)
+    assert (Streams(two, two) - Streams(one)).context is None
+    both = Streams(two, two) - Streams(one, one)
+    assert float(both.context) == 1
+    assert both.nbytes == 8
+    assert not Streams(one).matches(Streams(one, one))
+    assert not Streams(one).matches(Streams(one.double()))

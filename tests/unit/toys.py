@@ -1,0 +1,76 @@
+"""Denoisers small enough to compute by hand, in no table of specs, and loops that drive them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import accel
+
+
+class Scale(nn.Module):
+    """A block that multiplies its stream."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(float(factor)), requires_grad=False)
+        self.calls = 0
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        self.calls += 1
+        return hidden_states * self.factor
+
+
+class Chain(nn.Module):
+    """Blocks one after the other: 1 -> 2 -> 6 -> 30 with factors 2, 3, 5."""
+
+    def __init__(self, *factors: float) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Scale(factor) for factor in factors)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        for block in self.blocks:
+            hidden_states = block(hidden_states)
+        return hidden_states
+
+    def calls(self) -> list[int]:
+        return [block.calls for block in self.blocks]
+
+
+class Pair(nn.Module):
+    """A two-stream block that returns the text first, as Flux does."""
+
+    def forward(
+        self, hidden_states: Tensor, encoder_hidden_states: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return encoder_hidden_states * 3, hidden_states * 2 + encoder_hidden_states.sum()
+
+
+class PairChain(nn.Module):
+    """Three two-stream blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Pair() for _ in range(3))
+
+    def forward(self, hidden_states: Tensor, encoder_hidden_states: Tensor) -> Tensor:
+        for block in self.blocks:
+            encoder_hidden_states, hidden_states = block(hidden_states, encoder_hidden_states)
+        return hidden_states
+
+
+def drive(
+    model: nn.Module, handle: accel.Patch, inputs: list[Tensor], *others: Tensor
+) -> list[Any]:
+    """Returns the outputs of one generation that feeds these inputs, one an evaluation."""
+    outputs = []
+    with handle.generation(len(inputs)):
+        for hidden_states in inputs:
+            outputs.append(model(hidden_states, *others))
+            handle.advance()
+    return outputs
+
+
+def ones(*values: float) -> list[Tensor]:
+    """Returns one [1, 1, 1] stream a value."""
+    return [torch.full((1, 1, 1), float(value)) for value in values]
