@@ -5,6 +5,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Self
 
 from accel import api, compare_table, metrics, record
@@ -151,8 +152,8 @@ def compare(
 ) -> Comparison:
     """Returns the pictures of `shots` with and without acceleration, times, quality and controls.
 
-    One run of each side warms up and is not measured. Then the sides take turns, A B A B ..., for
-    every shot and round. The pipeline is left as it was.
+    One run of each side warms up, unmeasured. Then they take turns, A B A B ..., for every shot
+    and round. The pipeline is left as it was.
 
     Args:
         pipe: A pipeline that makes pictures.
@@ -164,38 +165,42 @@ def compare(
 
     Raises:
         OptionError: there are no shots, or `rounds` is below 1.
-        AccelUnsupportedError: the pipeline makes no pictures, or cannot be patched.
     """
-    if not shots or rounds < 1:
-        raise OptionError(
-            f"Found {len(shots)} prompts and rounds={rounds}; expected at least one of each."
-        )
+    _check(shots, rounds)
     untouched = shots[0].run(pipe)
     on_run("warm-up")
     with api.patch(pipe, *methods) as handle:
         shots[0].run(pipe)
         on_run("warm-up")
         pairs, ratio = _in_turns(pipe, handle, shots, rounds, on_run)
-    found = [
-        equal_time(
-            pipe,
-            [(pair.shot, pair.plain) for pair in pairs],
-            ratio,
-            solver=solver,
-            rounds=rounds,
-            on_run=lambda: on_run("control"),
-        )
-        for solver in (_SOLVERS if controls else ())
-    ]
     return Comparison(
         model=type(pipe).__name__,
         methods=tuple(map(str, handle.methods)),
         steps=steps_of(pipe, shots[0]),
         pairs=pairs,
         ratio=ratio,
-        controls=tuple(found),
+        controls=_controls(pipe, pairs, ratio, rounds, on_run) if controls else (),
         off_is_exact=metrics.score(untouched, pairs[0].plain).identical,
     )
+
+
+def _check(shots: Sequence[Shot], rounds: int) -> None:
+    if not shots or rounds < 1:
+        raise OptionError(
+            f"Found {len(shots)} prompts and rounds={rounds}; expected at least one of each."
+        )
+
+
+def _controls(
+    pipe: Any,
+    pairs: Sequence[Pair],
+    ratio: Ratio,
+    rounds: int,
+    on_run: Callable[[str], None],
+) -> tuple[Control, ...]:
+    drawn = [(pair.shot, pair.plain) for pair in pairs]
+    search = partial(equal_time, pipe, drawn, ratio, rounds=rounds)
+    return tuple(search(solver=solver, on_run=lambda: on_run("control")) for solver in _SOLVERS)
 
 
 def _in_turns(

@@ -85,7 +85,7 @@ def page(comparison: Comparison) -> str:
 {len(comparison.pairs)} prompts, on {_safe(comparison.device)}</p>
 {_tiles(comparison)}
 <div class="card"><ul class="verdicts">{_verdicts(comparison)}</ul></div>
-<h2>Four ways to spend the time</h2>
+<h2>The same time, spent differently</h2>
 <div class="card"><div class="scroll">{_table(comparison)}</div></div>
 <h2>Pictures</h2>
 <p class="soft">Drag over a picture to move the edge between A (unaccelerated) and B (accelerated).
@@ -174,7 +174,7 @@ def _pair(comparison: Comparison, place: int, gain: int) -> str:
     pair = comparison.pairs[place]
     heat = encode(compare_pictures.difference(pair.plain, pair.fast, gain))
     score = pair.score
-    numbers = f"PSNR {decibels(score.psnr)} dB, SSIM {score.ssim:.4f}"
+    numbers = f"PSNR {decibels(score.psnr)}, SSIM {score.ssim:.4f}"
     if score.identical:
         numbers = "identical"
     shown = [_slider(pair, numbers), _heat(heat, pair, gain)]
@@ -208,7 +208,7 @@ def _control(control: Control, place: int) -> str:
     picture, score = control.images[place], control.scores[place]
     name = compare_table.control_name(control)
     return f"""<figure>{_image(png(picture), picture, name)}
-<figcaption><b>{_safe(name)}</b>: {control.shown_steps} steps shown; PSNR {decibels(score.psnr)} dB,
+<figcaption><b>{_safe(name)}</b>: {control.shown_steps} steps shown; PSNR {decibels(score.psnr)},
 SSIM {score.ssim:.4f} at equal time</figcaption></figure>"""
 
 

@@ -89,7 +89,7 @@ img.small { image-rendering: pixelated; }
 button {
   font: inherit; font-size: .875rem; color: var(--ink); background: var(--ground);
   border: 1px solid var(--line); border-radius: 7px; padding: 2px 12px; cursor: pointer;
-  user-select: none;
+  user-select: none; white-space: nowrap;
 }
 button:focus-visible, summary:focus-visible { outline: 3px solid var(--accent); }
 .under { display: flex; justify-content: space-between; align-items: center; gap: 10px; }

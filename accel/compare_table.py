@@ -128,8 +128,8 @@ def _quality_sentence(summary: Summary) -> str:
     if summary.identical == summary.count:
         return "every picture is identical to the unaccelerated one."
     return (
-        f"PSNR {decibels(summary.psnr_mean)} dB on average and {decibels(summary.psnr_worst)} dB "
-        "in the worst picture, against the unaccelerated ones."
+        f"PSNR {_told(summary.psnr_mean)} on average and {_told(summary.psnr_worst)} in the "
+        "worst picture, against the unaccelerated ones."
     )
 
 
@@ -140,13 +140,17 @@ def _control_verdicts(comparison: "Comparison") -> Iterator[str]:
             continue
         theirs = pooled_psnr(control.scores)
         told = f"{control.steps:.1f} steps with {control.scheduler}"
-        numbers = f"{decibels(ours)} against {decibels(theirs)} dB, all pictures pooled"
+        numbers = f"{_told(ours)} against {_told(theirs)}, all pictures pooled"
         if theirs > ours + _CLEARLY_DB:
             yield f"The control is better: in the same time, {told} come closer ({numbers})."
         elif ours > theirs + _CLEARLY_DB:
             yield f"Better than {told} in the same time ({numbers})."
         else:
             yield f"No better than {told} in the same time ({numbers})."
+
+
+def _told(psnr: float) -> str:
+    return "identical" if math.isinf(psnr) else f"{psnr:.2f} dB"
 
 
 def _control_row(comparison: "Comparison", control: "Control") -> tuple[str, ...]:

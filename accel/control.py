@@ -16,7 +16,8 @@ UniPC truncates timesteps to integers of 1/1000. That costs nothing at the step 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
 from statistics import median
 from typing import Any, Literal
 
@@ -52,8 +53,8 @@ _FLOW_SHIFTS = ("base_shift", "max_shift", "base_image_seq_len", "max_image_seq_
 class Control:
     """What the same time buys with fewer steps.
 
-    The wanted time lies between two step counts; quality is interpolated between them with the
-    weight that makes their measured times meet the wanted one.
+    The wanted time lies between two step counts; quality is interpolated between them in the
+    place where the line through all measured times meets the wanted one.
 
     Attributes:
         solver: "own" or "multistep".
@@ -125,15 +126,15 @@ def equal_time(
 ) -> Control:
     """Returns the quality that fewer steps reach in the time of the accelerated pipeline.
 
-    The number of steps is found by timing real runs, never by assuming that time is proportional
-    to steps: text encoder and decoder take their share.
+    The number of steps is found by timing real runs, full ones and short ones in turns, never by
+    assuming that time is proportional to steps: text encoder and decoder take their share.
 
     Args:
         pipe: The pipeline, not accelerated. Its scheduler is put back whatever happens.
         pairs: What to draw, and beside each the unaccelerated picture with all its steps.
         measured: Seconds of the accelerated pipeline, above 0. Or its ratio to the unaccelerated
-            one; then the full run is timed again here, and the wanted time scaled by how much the
-            machine has become slower or faster since.
+            one (the median of pairs); then the wanted time is that share of what the full run
+            takes now, however much slower or faster the machine has become since.
         solver: "own" keeps the pipeline's scheduler, "multistep" takes `multistep(scheduler)`.
         rounds: Timed runs for every number, at least 1.
         on_run: Called after every picture, for a progress bar.
@@ -142,32 +143,35 @@ def equal_time(
         OptionError: there are no pairs, or a number lies outside its range.
     """
     _check(pairs, measured, rounds)
-    shots = [shot for shot, _ in pairs]
     own = getattr(pipe, "scheduler", None)
     try:
         chosen = own if solver == "own" else multistep(own)
     except AccelUnsupportedError as error:
         return Control(solver=solver, unavailable=str(error))
-    full = steps_of(pipe, shots[0])
-    full_s = _Runs(pipe, shots, rounds, on_run).seconds(full)
-    target_s = _target(measured, full_s)
-    with _scheduler(pipe, chosen):
-        runs = _Runs(pipe, shots, rounds, on_run)
-        low, high, weight = _bracket(runs.seconds, full, full_s, target_s)
-        below, above = runs.pictures(low), runs.pictures(high)
-    references = [reference for _, reference in pairs]
-    return Control(
-        solver=solver,
-        scheduler=type(chosen).__name__,
-        target_s=target_s,
+    runs = _Runs(pipe, [shot for shot, _ in pairs], chosen, on_run)
+    full = steps_of(pipe, pairs[0][0])
+    steps = _search(runs, full, measured, rounds)
+    control = Control(solver=solver, scheduler=type(chosen).__name__)
+    return _settled(control, runs, steps, full, [picture for _, picture in pairs])
+
+
+def _settled(
+    control: Control, runs: "_Runs", steps: float, full: int, references: Sequence[Any]
+) -> Control:
+    low = min(math.floor(steps), max(full - 1, 1))
+    high = min(low + 1, full)
+    weight = steps - low
+    below, above = runs.pictures(low), runs.pictures(high)
+    trios = zip(references, below, above, strict=True)
+    return replace(
+        control,
+        target_s=runs.line().at(steps),
         low_steps=low,
         high_steps=high,
-        low_s=runs.seconds(low),
-        high_s=runs.seconds(high),
+        low_s=runs.median(low),
+        high_s=runs.median(high),
         weight=weight,
-        scores=tuple(
-            _between(*trio, weight) for trio in zip(references, below, above, strict=True)
-        ),
+        scores=tuple(_between(*trio, weight) for trio in trios),
         images=above if weight >= _HALF else below,
     )
 
@@ -219,40 +223,96 @@ def _flow_multistep(unipc: Any, scheduler: Any, name: str, config: dict[str, Any
     return chosen
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Seconds as a fixed part and a part for every step."""
+
+    fixed_s: float
+    step_s: float
+
+    def at(self, steps: float) -> float:
+        return self.fixed_s + self.step_s * steps
+
+    def steps(self, seconds: float) -> float:
+        return (seconds - self.fixed_s) / self.step_s
+
+
 class _Runs:
-    """Pictures and seconds by step count; everything is run when first asked for."""
+    """Timed pictures by step count, of the solver under test and, for its full runs, of the own."""
 
     def __init__(
-        self, pipe: Any, shots: Sequence[Shot], rounds: int, on_run: Callable[[], None]
+        self, pipe: Any, shots: Sequence[Shot], chosen: Any, on_run: Callable[[], None]
     ) -> None:
         self._pipe = pipe
         self._shots = shots
-        self._rounds = rounds
+        self._chosen = chosen
         self._on_run = on_run
-        self._seconds: dict[int, list[float]] = {}
+        self._seconds: list[tuple[int, float]] = []
         self._pictures: dict[tuple[int, int], Any] = {}
 
-    def seconds(self, steps: int) -> float:
-        """Median seconds with that many steps."""
-        taken = self._seconds.setdefault(steps, [])
-        while len(taken) < self._rounds:
-            self._run(steps, len(taken) % len(self._shots))
-        return median(taken)
+    def full(self, steps: int) -> None:
+        """Times one picture with the pipeline's own scheduler."""
+        self._seconds.append((steps, timed(lambda: self._shots[0].run(self._pipe, steps=steps))))
+        self._on_run()
 
-    def pictures(self, steps: int) -> tuple[Any, ...]:
-        """All pictures with that many steps."""
-        places = range(len(self._shots))
-        for place in places:
-            if (steps, place) not in self._pictures:
-                self._run(steps, place)
-        return tuple(self._pictures[steps, place] for place in places)
+    def few(self, steps: int, place: int = 0) -> None:
+        """Times and keeps one picture of the solver under test."""
 
-    def _run(self, steps: int, place: int) -> None:
         def run() -> None:
             self._pictures[steps, place] = self._shots[place].run(self._pipe, steps=steps)
 
-        self._seconds.setdefault(steps, []).append(timed(run))
-        self._on_run()
+        with _scheduler(self._pipe, self._chosen):
+            self._seconds.append((steps, timed(run)))
+            self._on_run()
+
+    def median(self, steps: int) -> float:
+        """Median seconds with that many steps."""
+        return median(seconds for count, seconds in self._seconds if count == steps)
+
+    def pictures(self, steps: int) -> tuple[Any, ...]:
+        """All pictures with that many steps, drawn now where they have not been."""
+        places = range(len(self._shots))
+        for place in places:
+            if (steps, place) not in self._pictures:
+                self.few(steps, place)
+        return tuple(self._pictures[steps, place] for place in places)
+
+    def line(self) -> _Line:
+        """The line through all times so far: the median slope between any two runs (Theil-Sen).
+
+        A run that was disturbed does not move it, and neighbouring step counts, whose times
+        differ by less than the noise, borrow from runs further apart.
+        """
+        slopes = [
+            (later - earlier) / (more - fewer)
+            for (fewer, earlier), (more, later) in combinations(self._seconds, 2)
+            if more != fewer
+        ]
+        slope = median(slopes) if slopes else 0.0
+        if slope <= 0.0:
+            slope = median(seconds / steps for steps, seconds in self._seconds)
+        return _Line(median(seconds - slope * steps for steps, seconds in self._seconds), slope)
+
+
+def _search(runs: _Runs, full: int, measured: Ratio | float, rounds: int) -> float:
+    """The step count, from 1 to `full`, that takes the wanted time."""
+    for _ in range(rounds):
+        runs.full(full)
+        runs.few(max(full // 2, 1))
+    steps = _wanted(runs.line(), full, measured)
+    for _ in range(_MOVES):
+        low = math.floor(steps)
+        for turn in range(2 * rounds):
+            runs.few(min(low + turn % 2, full))
+        steps, before = _wanted(runs.line(), full, measured), steps
+        if math.floor(steps) == math.floor(before):
+            break
+    return steps
+
+
+def _wanted(line: _Line, full: int, measured: Ratio | float) -> float:
+    seconds = line.at(full) / measured.paired.median if isinstance(measured, Ratio) else measured
+    return min(max(line.steps(seconds), 1.0), float(full))
 
 
 @contextmanager
@@ -263,31 +323,6 @@ def _scheduler(pipe: Any, scheduler: Any) -> Iterator[None]:
         yield
     finally:
         pipe.scheduler = own
-
-
-def _bracket(
-    seconds: Callable[[int], float], full: int, full_s: float, target_s: float
-) -> tuple[int, int, float]:
-    """Two neighbouring step counts around `target_s`, and the weight of the upper one."""
-    if full == 1:
-        return 1, 1, 0.0
-    half = full // 2
-    per_step = (full_s - seconds(half)) / (full - half)
-    if per_step <= 0:
-        per_step = full_s / full
-    guess = full + (target_s - full_s) / per_step
-    low = min(max(math.floor(guess), 1), full - 1)
-    for _ in range(_MOVES):
-        if low > 1 and target_s < seconds(low):
-            low -= 1
-        elif low + 1 < full and target_s > seconds(low + 1):
-            low += 1
-        else:
-            break
-    below, above = seconds(low), seconds(low + 1)
-    # Where noise turns the two measured times round, the line through the wider pair decides.
-    share = (target_s - below) / (above - below) if above > below else guess - low
-    return low, low + 1, min(max(share, 0.0), 1.0)
 
 
 def _between(reference: Any, below: Any, above: Any, weight: float) -> Score:
@@ -307,12 +342,6 @@ def _between(reference: Any, below: Any, above: Any, weight: float) -> Score:
 
 def _mse(score: Score) -> float:
     return 0.0 if math.isinf(score.psnr) else 10.0 ** (-score.psnr / 10.0)
-
-
-def _target(measured: Ratio | float, full_s: float) -> float:
-    if isinstance(measured, Ratio):
-        return full_s / measured.of_medians
-    return measured
 
 
 def _check(pairs: Sequence[object], measured: Ratio | float, rounds: int) -> None:

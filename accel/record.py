@@ -40,8 +40,7 @@ def write_record(
     """Returns the path of the record written: one JSON file saying what gave which numbers.
 
     Commit, device, versions, threads, date and command line are filled in. The file appears whole
-    or not at all. Infinite and undefined numbers become the strings "inf", "-inf" and "nan",
-    since JSON has no such numbers.
+    or not at all. Numbers that JSON lacks become the strings "inf", "-inf" and "nan".
 
     Args:
         path: Where to write; missing folders are made.
@@ -55,14 +54,9 @@ def write_record(
     """
     record = {
         "name": name,
-        "commit": commit(),
-        "device": device(),
-        "versions": versions(),
-        "threads": torch.get_num_threads(),
+        **_circumstances(),
         "config": dict(config),
         "seeds": list(seeds),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(sys.argv),
         "results": dict(results),
     }
     try:
@@ -75,6 +69,17 @@ def write_record(
     target = Path(path)
     write_atomically(target, (text + "\n").encode())
     return target
+
+
+def _circumstances() -> dict[str, Any]:
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "command": " ".join(sys.argv),
+        "device": device(),
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+    }
 
 
 def read_record(path: str | Path) -> dict[str, Any]:

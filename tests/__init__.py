@@ -1,0 +1,1 @@
+"""Test bed: tiny random models and pipelines, conformance, faults and units."""

@@ -1,0 +1,111 @@
+"""The same cache as installed by accel, diffusers and cache-dit, with equal settings."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import accel
+from accel.method import Method
+from caching import DBCache, FirstBlockCache
+
+
+class Contender:
+    """Something that can be on a pipeline for a while and tell how many calls it skipped."""
+
+    name = ""
+
+    @contextmanager
+    def on(self, pipe: Any) -> Iterator[None]:
+        """Installs it inside the `with`."""
+        raise NotImplementedError
+
+    def reused(self, pipe: Any) -> int | None:
+        """Denoiser calls of the last generation that reused work, where it can be told."""
+        return None
+
+
+class Accel(Contender):
+    """One of our methods."""
+
+    def __init__(self, name: str, method: Method) -> None:
+        self.name = name
+        self.method = method
+        self.report = accel.Report()
+
+    @contextmanager
+    def on(self, pipe: Any) -> Iterator[None]:
+        with accel.patch(pipe, self.method) as handle:
+            yield
+            self.report = handle.report
+
+    def reused(self, pipe: Any) -> int | None:
+        return self.report.reused
+
+
+class Diffusers(Contender):
+    """diffusers' first block cache: one probe block, no warm-up, tail or streak guard."""
+
+    name = "diffusers FirstBlockCache"
+
+    def __init__(self, threshold: float) -> None:
+        self.threshold = threshold
+
+    @contextmanager
+    def on(self, pipe: Any) -> Iterator[None]:
+        from diffusers import FirstBlockCacheConfig
+
+        pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=self.threshold))
+        try:
+            yield
+        finally:
+            pipe.transformer.disable_cache()
+
+
+class CacheDit(Contender):
+    """cache-dit's DBCache with n head blocks, a warm-up and no other guard."""
+
+    name = "cache-dit DBCache"
+
+    def __init__(self, threshold: float, *, head: int, warmup: int) -> None:
+        self.threshold = threshold
+        self.head = head
+        self.warmup = warmup
+        self._cached = 0
+
+    @contextmanager
+    def on(self, pipe: Any) -> Iterator[None]:
+        import cache_dit
+
+        config = cache_dit.DBCacheConfig(
+            Fn_compute_blocks=self.head,
+            Bn_compute_blocks=0,
+            max_warmup_steps=self.warmup,
+            residual_diff_threshold=self.threshold,
+        )
+        cache_dit.enable_cache(pipe, cache_config=config)
+        try:
+            yield
+            self._cached = sum(len(x.cached_steps) for x in cache_dit.summary(pipe, logging=False))
+        finally:
+            cache_dit.disable_cache(pipe)
+
+    def reused(self, pipe: Any) -> int | None:
+        return self._cached
+
+
+def contenders(threshold: float, *, head: int = 2, warmup: int = 4) -> list[Contender]:
+    """Ours and theirs: twice with equal settings, then ours with its own guards and forecasts."""
+    from caching import Newton
+
+    bare = {"threshold": threshold, "tail": 0, "max_streak": None, "min_steps": 0, "batch": "mean"}
+    return [
+        Accel("accel FirstBlockCache, equal settings", FirstBlockCache(**bare, warmup=0)),
+        Diffusers(threshold),
+        Accel("accel DBCache, equal settings", DBCache(**bare, head=head, warmup=warmup)),
+        CacheDit(threshold, head=head, warmup=warmup),
+        Accel("accel FirstBlockCache", FirstBlockCache(threshold=threshold)),
+        Accel(
+            "accel FirstBlockCache, Newton(1)",
+            FirstBlockCache(threshold=threshold, predictor=Newton(order=1)),
+        ),
+    ]

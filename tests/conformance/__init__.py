@@ -1,0 +1,1 @@
+"""What every exported method must do on every model, whatever its setting."""

@@ -1,0 +1,71 @@
+"""Which methods are tested on which pipelines, with which settings, and what they must equal."""
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+import accel
+from accel.method import Method
+from tests.tiny import CASES, Case, Pipeline
+
+METHODS: dict[str, type[Method]] = accel.methods()
+
+# A setting that does something within six steps. A method that is not listed has to engage by default.
+_ENGAGING: dict[str, dict[str, Any]] = {
+    "FirstBlockCache": {"threshold": 10.0, "warmup": 1, "tail": 0, "min_steps": 0, "max_streak": 2},
+    "DBCache": {"head": 1, "threshold": 10.0, "warmup": 1, "tail": 0, "min_steps": 0, "max_streak": 2},
+}
+# The kinds of denoiser that a method is made for; a method that is not listed is made for transformers.
+_FAMILIES: dict[str, frozenset[str]] = {}
+
+# One pipeline per way of guiding and of numbering steps, for the tests that need many generations.
+FEW = ("flux_img2img", "flux_true_cfg", "sd3_skip_layer", "sd15", "wan_two_stage")
+
+
+def engaging(name: str) -> Method:
+    """Returns a setting of a method that changes what a six-step generation computes."""
+    return METHODS[name](**_ENGAGING.get(name, {}))
+
+
+def neutral(name: str) -> Method:
+    """Returns the setting of a method that must change nothing."""
+    return engaging(name).neutral()
+
+
+def accepts(name: str, case: Case) -> bool:
+    """Tells whether a method is made for the denoiser of this pipeline."""
+    return case.family in _FAMILIES.get(name, frozenset({"transformer"}))
+
+
+def pairs(cases: Iterable[str] = tuple(CASES), *, accepted: bool = True) -> pytest.MarkDecorator:
+    """Returns the parametrisation over every method and each of these cases that it accepts."""
+    chosen = [
+        pytest.param(CASES[case], name, id=f"{name}-{case}")
+        for name in METHODS
+        for case in cases
+        if accepts(name, CASES[case]) is accepted
+    ]
+    return pytest.mark.parametrize(("case", "name"), chosen)
+
+
+def patched(case: Case, method: Method) -> tuple[Pipeline, accel.Patch]:
+    """Returns a fresh pipeline with this method on it, and the handle."""
+    pipe = case.make()
+    return pipe, accel.patch(pipe, method)
+
+
+def fresh(case: Case, method: Method | None = None, **request: Any) -> Tensor:
+    """Returns what a pipeline that never generated before makes of this request."""
+    return _fresh(case.name, method, tuple(sorted(request.items())))
+
+
+@functools.cache
+def _fresh(name: str, method: Method | None, request: tuple[tuple[str, Any], ...]) -> Tensor:
+    case = CASES[name]
+    pipe = case.make()
+    if method is not None:
+        accel.patch(pipe, method)
+    return case.run(pipe, **dict(request))

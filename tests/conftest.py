@@ -1,0 +1,29 @@
+"""Settings for the whole test run."""
+
+import sys
+from pathlib import Path
+
+# The test helpers are imported as `tests.…`, also where pytest is started without the root on the path.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import pytest
+import torch
+
+
+# Warnings that other libraries raise about themselves, each by its own words.
+_FOREIGN_WARNINGS = (
+    "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning",
+    r"ignore:In CPU autocast, but the target dtype is not supported\.:UserWarning",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Adds the filters after those of pyproject.toml, so that they win over its `error`."""
+    for line in _FOREIGN_WARNINGS:
+        config.addinivalue_line("filterwarnings", line)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    # Tiny tensors run fastest on one thread, and sums keep one order.
+    torch.set_num_threads(1)
