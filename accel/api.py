@@ -74,15 +74,16 @@ def patch(
 
 def _replace(old: list[Patch], new: Patch) -> Patch:
     for handle in old:
-        handle.unpatch()
+        handle.suspend()
     try:
         new.install([target for handle in old for target in handle.targets])
     except BaseException:
         for handle in old:
-            handle.install([])
+            handle.install()
         raise
-    if old:
-        _LOG.info("replaced %s by %s", old[0].methods, new.methods)
+    for handle in old:
+        _LOG.info("replaced %s by %s", handle.methods, new.methods)
+        handle.unpatch()
     return new
 
 

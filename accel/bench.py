@@ -7,6 +7,7 @@ method on a small model and checks records; `accel.record` says what a record is
 
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -181,3 +182,9 @@ def _percentile(samples: Sequence[float], share: float) -> float:
     below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+
+
+if __name__ == "__main__":
+    from accel.cli import main
+
+    sys.exit(main(["bench", *sys.argv[1:]]))

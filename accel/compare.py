@@ -146,14 +146,13 @@ def compare(
     shots: Sequence[Shot],
     methods: Sequence[Method | str] = (),
     *,
-    rounds: int = 3,
+    rounds: int = 2,
     controls: bool = True,
     on_run: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
     """Returns the pictures of `shots` with and without acceleration, times, quality and controls.
 
-    One run of each side warms up, unmeasured. Then they take turns, A B A B ..., for every shot
-    and round. The pipeline is left as it was.
+    One unmeasured run of each comes first; then they take turns. The pipeline is left as it was.
 
     Args:
         pipe: A pipeline that makes pictures.
@@ -168,7 +167,6 @@ def compare(
     """
     _check(shots, rounds)
     untouched = shots[0].run(pipe)
-    on_run("warm-up")
     with api.patch(pipe, *methods) as handle:
         shots[0].run(pipe)
         on_run("warm-up")

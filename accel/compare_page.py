@@ -14,8 +14,7 @@ from accel.compare import Comparison, Pair
 from accel.compare_pictures import encode, png
 from accel.compare_table import decibels
 from accel.control import Control
-from accel.errors import OptionError
-from accel.record import write_atomically
+from accel.record import prepare_folder, write_atomically
 from accel.report import Decision, Report
 
 _LETTERS = {"computed": "C", "reused": "R", "forecast": "F", "forced": "!"}
@@ -34,30 +33,13 @@ _SMALL_PX = 256
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
-def prepare(folder: Path) -> None:
-    """Makes the folder, or says why it cannot hold a report, before anything slow is started.
-
-    Raises:
-        OptionError: the path is a file, or the folder cannot be made or written to.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".accel-probe"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise OptionError(
-            f"Cannot write to {folder}: {error.strerror}. Name another folder with --out."
-        ) from error
-
-
 def save(comparison: Comparison, folder: Path) -> Path:
     """Returns the path of `report.html`, having written it, `report.json` and the PNGs.
 
     Raises:
-        OptionError: as for `prepare`.
+        OptionError: the folder cannot be written to.
     """
-    prepare(folder)
+    prepare_folder(folder)
     gain = compare_pictures.gain_for(pair.score.max_error for pair in comparison.pairs)
     for name, content in _files(comparison, gain):
         write_atomically(folder / name, content)

@@ -1,5 +1,6 @@
 """Makes copies of a patched object (`deepcopy`, `pickle`, `torch.save`) come out unpatched."""
 
+import copyreg
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,11 +26,19 @@ def clean_reduce(hidden: Hidden, protocol: Any) -> Any:
     owner = hidden.owner
     cls: Any = type(owner)
     function, arguments, *rest = cls.__reduce_ex__(owner, protocol)
+    if function is getattr(copyreg, "__newobj__", None):
+        # Pickle compares the class that this function is given with the object's present one.
+        function = new_instance
     arguments = tuple(hidden.cls if item is cls else item for item in arguments)
     if rest and isinstance(rest[0], dict):
         state = {key: value for key, value in rest[0].items() if key not in hidden.keys}
         rest[0] = {**state, **hidden.displaced}
     return (function, arguments, *rest)
+
+
+def new_instance(cls: type, *arguments: Any) -> Any:
+    """An instance that was not initialised, for pickles of patched objects to start from."""
+    return cls.__new__(cls, *arguments)
 
 
 class Overlay:

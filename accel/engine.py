@@ -77,6 +77,8 @@ class Engine:
 
     def open(self, clock: Clock, stack: ExitStack) -> Timeline | None:
         """Opens a generation until the stack closes; returns None while disabled."""
+        for layer in self._layers.values():
+            layer.reattach()
         blocks = 0 if self._sites is None else len(self._sites.blocks)
         timeline = Timeline(self.name, tuple(map(str, self._methods)), blocks)
         opened = stack.enter_context(self.session.open(clock, timeline, wait=self.patch.wait))

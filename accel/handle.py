@@ -165,9 +165,18 @@ class Patch:
         target.__class__ = driven
         self._undo.callback(_release, target, driven, cls, overlay)
 
-    def unpatch(self) -> None:
-        """Takes everything off, bit for bit as before. Safe to call again."""
+    def suspend(self) -> None:
+        """Takes everything off, but remembers from where, for `install`."""
         self._undo.close()
+
+    def unpatch(self) -> None:
+        """Takes everything off, bit for bit as before. Safe to call again.
+
+        The handle keeps its reports and lets go of the model.
+        """
+        self.suspend()
+        self.targets.clear()
+        self._denoisers = {}
 
     @contextmanager
     def generation(self, num_steps: int | None = None, *, pipe: Any = None) -> Iterator[Self]:
@@ -182,7 +191,10 @@ class Patch:
 
         Raises:
             AccelBusyError: if another thread is generating with this denoiser and `wait` is off.
+            OptionError: if `num_steps` is no whole number of at least 1.
         """
+        if num_steps is not None:
+            _check_steps(num_steps, "num_steps")
         clock = Clock(num_steps, functools.partial(getattr, pipe, "_num_timesteps", None))
         with ExitStack() as stack:
             timelines = [engine.open(clock, stack) for engine in self._engines.values()]
@@ -234,7 +246,9 @@ def _driven(cls: type, patch: Patch) -> type:
 
     @functools.wraps(original)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 -- becomes the special method
-        _check_steps(kwargs.get("num_inference_steps"))
+        # A pipeline whose steps default to None takes them from its schedule.
+        if (steps := kwargs.get("num_inference_steps")) is not None:
+            _check_steps(steps, "num_inference_steps")
         if handle_of(self) is not patch:
             return original(self, *args, **kwargs)
         with patch.generation(pipe=self):
@@ -248,6 +262,7 @@ def _driven(cls: type, patch: Patch) -> type:
     return type(cls.__name__, (cls,), {**namespace, "__doc__": cls.__doc__})
 
 
-def _check_steps(steps: Any) -> None:
-    if isinstance(steps, int) and steps < 1:
-        raise OptionError(f"num_inference_steps is {steps}; expected at least 1.")
+def _check_steps(steps: Any, name: str) -> None:
+    # NumPy's whole numbers are as good as Python's.
+    if not hasattr(steps, "__index__") or steps < 1:
+        raise OptionError(f"{name} is {steps!r}; expected a whole number of at least 1.")

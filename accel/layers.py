@@ -148,11 +148,24 @@ class Layer:
         # of `forward` keeps our hooks outside of the compiled region: no graph break, and
         # `fullgraph=True` still holds.
         compiled = module._compiled_call_impl is not None  # noqa: SLF001 -- torch has no public name
-        name = "_compiled_call_impl" if compiled else "forward"
+        self._entry = name = "_compiled_call_impl" if compiled else "forward"
         self.inner: Callable[..., Any] = getattr(module, name)
         self.wrapper: Callable[..., Any] | None = _wrapper(self)
         entries = {name: self.wrapper, LAYER_KEY: self, "compile": self._compile, **self._extras}
         self._overlay = Overlay(module, entries)
+
+    def reattach(self) -> None:
+        """Lays the layer on again where somebody's removal of an earlier wrapper took it along.
+
+        accelerate puts back the `forward` that it found, and with it drops what came later. A
+        wrapper that is not ours is taken to hold us inside.
+        """
+        module = self.site.module
+        entry = module.__dict__.get(self._entry)
+        plain = getattr(entry, "__func__", None) is type(module).forward
+        if self.wrapper is not None and (entry is None or plain):
+            self.remove()
+            self._attach()
 
     def _compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles the module as if it were not hooked, then hooks the compiled call."""

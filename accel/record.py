@@ -109,6 +109,22 @@ def read_record(path: str | Path) -> dict[str, Any]:
     return record
 
 
+def prepare_folder(folder: Path) -> None:
+    """Makes the folder, or says why nothing can be written there, before anything slow is started.
+
+    Raises:
+        OptionError: the path is a file, or the folder cannot be made or written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OptionError(
+            f"Cannot write to {folder}: {error.strerror}. Name another folder."
+        ) from error
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Writes `content` to `path` so that at no moment a partial file has that name."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
 from torch import nn
 
 import accel
@@ -69,6 +70,22 @@ def test_a_deep_copied_block_is_clean_and_its_own(case: Case, name: str) -> None
         assert type(duplicate) is type(module)
         held = vars(duplicate).get("forward")
         assert held is None or held.__self__ is duplicate
+
+
+@pairs(FEW)
+def test_a_deep_copy_under_hooks_that_came_later_runs_its_own_blocks(
+    case: Case, name: str
+) -> None:
+    pipe, _ = patched(case, engaging(name))
+    for denoiser in case.denoisers(pipe):
+        for module in denoiser.modules():
+            add_hook_to_module(module, ModelHook(), append=True)
+    duplicate = copy.deepcopy(pipe)
+    assert torch.equal(case.run(duplicate), fresh(case))
+    for denoiser in case.denoisers(duplicate):
+        _zeroed(denoiser)
+    assert not torch.equal(case.run(duplicate), fresh(case))
+    assert torch.equal(case.run(pipe), fresh(case, engaging(name)))
 
 
 @pairs(FEW)

@@ -138,10 +138,9 @@ def test_features_are_freed_when_a_generation_ends_or_fails(
 
 
 @pairs()
-def test_a_generation_of_one_evaluation_works(case: Case, name: str) -> None:
+def test_a_generation_of_the_fewest_steps_works(case: Case, name: str) -> None:
     method = engaging(name)
-    # A strength of 0.7 rounds one step of two away.
-    steps = 2 if case.name == "flux_img2img" else 1
+    steps = case.fewest_steps
     pipe, handle = patched(case, method)
     case.run(pipe)
     latents = case.run(pipe, steps=steps)

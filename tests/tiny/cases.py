@@ -54,6 +54,7 @@ class Case:
     callback: bool = True
     other_scheduler: Callable[[Pipeline], Any] | None = None
     evaluations: Callable[[int], int] = lambda steps: steps
+    fewest_steps: int = 1
 
     def run(
         self,

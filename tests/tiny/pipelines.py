@@ -246,6 +246,7 @@ _ALL = (
         _pixart,
         cfg="batched",
         callback=False,
+        fewest_steps=2,
         other_scheduler=_heun_from,
     ),
     Case(
@@ -286,7 +287,14 @@ _ALL = (
         _qwen_image,
         cfg="two-call",
     ),
-    Case("mochi", _maker("MochiPipeline", models.mochi), _mochi, cfg="batched"),
+    Case(
+        "mochi",
+        _maker("MochiPipeline", models.mochi),
+        _mochi,
+        cfg="batched",
+        # Its schedule has a linear and a quadratic half.
+        fewest_steps=2,
+    ),
     Case(
         "dit",
         _maker("DiTPipeline", models.dit, ddim, **_DIT_PARTS),

@@ -1,0 +1,147 @@
+"""The command line: `accel doctor | compare | generate | bench`.
+
+Ends with 0 if all went well, 1 if something failed on the way, 2 for a wrong request, 3 if the
+model could not be loaded, and 130 after Ctrl-C.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from accel import __version__
+from accel import commands as do
+from accel.batch import MAX_BATCH_SIZE
+from accel.errors import AccelError
+from accel.options import add_acceleration, add_model, add_pictures, whole_number
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - has no other name
+
+_WRONG_REQUEST = 2
+_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code of one command line, `sys.argv[1:]` if none is given."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help(sys.stderr)
+        return _WRONG_REQUEST
+    try:
+        return int(options.run(options))
+    except AccelError as error:
+        if options.debug:
+            raise
+        print(f"accel: error: {error}", file=sys.stderr)
+        return int(getattr(error, "exit_code", _WRONG_REQUEST))
+    except KeyboardInterrupt:
+        print("accel: interrupted; what was finished is kept", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="accel",
+        description="Faster generation with diffusion models, without training.",
+        epilog="In Python: accel.patch(pipe)",
+    )
+    parser.add_argument("--version", action="version", version=f"accel {__version__}")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
+    for add in (_add_doctor, _add_compare, _add_generate, _add_bench):
+        add(commands)
+    return parser
+
+
+def _add_doctor(commands: "Commands") -> None:
+    parser = _command(commands, "doctor", "what this machine has and what works on it", do.doctor)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_compare(commands: "Commands") -> None:
+    about = "the same pictures with and without acceleration, and a report of the difference"
+    parser = _command(commands, "compare", about, do.compare)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("accel-compare"),
+        metavar="DIR",
+        help="where pictures and report go (default: %(default)s)",
+    )
+    add_pictures(parser, rounds=2)
+    _add_controls(parser)
+    add_model(parser)
+    add_acceleration(parser)
+
+
+def _add_generate(commands: "Commands") -> None:
+    about = "a picture for every line of a file; started again, it makes what is missing"
+    parser = _command(commands, "generate", about, do.generate)
+    parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", help="one a line")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="where pictures and manifest go"
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=whole_number(1, MAX_BATCH_SIZE),
+        default=1,
+        help="pictures in one call (default: 1, where no picture depends on another)",
+    )
+    parser.add_argument(
+        "--max-failures",
+        type=whole_number(1, 1_000_000),
+        default=10,
+        help="stop after so many failed pictures (default: 10)",
+    )
+    parser.add_argument(
+        "--no-metadata",
+        dest="metadata",
+        action="store_false",
+        help="write neither prompt nor settings into the PNGs",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check everything, print the plan, load nothing"
+    )
+    parser.add_argument("--plain", action="store_true", help="without acceleration")
+    add_model(parser)
+    add_acceleration(parser)
+
+
+def _add_bench(commands: "Commands") -> None:
+    parser = commands.add_parser("bench", help="measure speed as a ratio, and check records")
+    inner = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    about = "with and without acceleration in turns, and a record of it"
+    run = _command(inner, "run", about, do.bench_run)
+    run.add_argument(
+        "--record",
+        type=Path,
+        default=Path("accel-bench.json"),
+        metavar="FILE",
+        help="where the record goes (default: %(default)s)",
+    )
+    add_pictures(run, rounds=5)
+    _add_controls(run)
+    add_model(run)
+    add_acceleration(run)
+    listing = _command(inner, "list", "records, and whether they are valid", do.bench_list)
+    listing.add_argument("records", nargs="+", type=Path, metavar="PATH", help="file or folder")
+
+
+def _add_controls(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-controls",
+        dest="controls",
+        action="store_false",
+        help="do not try fewer steps at equal time",
+    )
+
+
+def _command(
+    commands: "Commands", name: str, about: str, run: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+    parser.add_argument("--debug", action="store_true", help="show where an error comes from")
+    parser.set_defaults(run=run)
+    return parser

@@ -1,0 +1,213 @@
+"""What the commands of the command line do; `accel.cli` says how they are written.
+
+Every command checks all it can before it loads a model, and returns its exit code.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accel import batch, compare_page, metrics
+from accel import doctor as doctor_of
+from accel.batch import Job
+from accel.compare import Comparison, Judge
+from accel.compare import compare as run_compare
+from accel.errors import OptionError
+from accel.manifest import Manifest
+from accel.method_text import choose
+from accel.options import call_arguments
+from accel.progress import Progress
+from accel.prompts import check_prompt, read_prompts
+from accel.record import prepare_folder, read_record, write_record
+from accel.shot import Shot
+from accel.source import Source, find
+from accel.zoo.judge import Judge as SceneJudge
+from accel.zoo.scenes import SIDE_PX, parse
+
+_FAILED = 1
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Prints what was found; 1 if something that accel needs is broken."""
+    findings = doctor_of.examine()
+    _say(doctor_of.to_json(findings) if options.json else doctor_of.table(findings))
+    return 0 if doctor_of.healthy(findings) else _FAILED
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Compares, prints the table and writes the folder."""
+    source = find(options.model)
+    shots = _shots(source, options)
+    prepare_folder(options.out)
+    comparison = _compared(source, shots, options)
+    page = compare_page.save(comparison, options.out)
+    _say(f"{comparison}\n\n{page}")
+    return 0
+
+
+def bench_run(options: argparse.Namespace) -> int:
+    """Measures, prints the table and writes the record."""
+    source = find(options.model)
+    shots = _shots(source, options)
+    prepare_folder(options.record.parent)
+    comparison = _compared(source, shots, options)
+    config = {
+        "model": source.identity,
+        "methods": list(comparison.methods),
+        "arguments": dict(shots[0].arguments),
+        "prompts": [shot.prompt for shot in shots],
+        "rounds": options.rounds,
+        "controls": options.controls,
+    }
+    name = f"{', '.join(comparison.methods)} on {source.name}"
+    seeds = [shot.seed for shot in shots]
+    path = write_record(options.record, name, config, seeds, comparison.to_dict())
+    _say(f"{comparison}\n\n{path}")
+    return 0
+
+
+def bench_list(options: argparse.Namespace) -> int:
+    """Prints every record, and what is wrong with those that are none; 1 if there are any."""
+    paths = [path for place in options.records for path in _records(place)]
+    faults = 0
+    for path in paths:
+        try:
+            record = read_record(path)
+        except OptionError as error:
+            faults += 1
+            _say(f"invalid  {error}")
+            continue
+        _say(
+            f"ok       {path}: {record['name']}; {record['created']}, "
+            f"{str(record['commit'])[:12]}, {record['device']}"
+        )
+    return _FAILED if faults else 0
+
+
+def generate(options: argparse.Namespace) -> int:
+    """Makes what is missing; 1 if a picture failed."""
+    source = find(options.model)
+    job = Job(
+        source=source,
+        prompts=tuple(read_prompts(options.prompts)),
+        folder=options.out,
+        methods=_methods_to_generate(options),
+        arguments=call_arguments(source, options),
+        seed=options.seed,
+        batch_size=options.batch_size,
+        metadata=options.metadata,
+        max_failures=options.max_failures,
+    )
+    manifest = Manifest(job.folder)
+    items = job.items()
+    missing = [item for item in items if not manifest.done(item.item_id)]
+    if options.dry_run:
+        _say(_plan(job, items, missing))
+        return 0
+    prepare_folder(job.folder)
+    if not missing:
+        _say(f"Nothing to do: all {len(items)} pictures are in {job.folder}.")
+        return 0
+    pipe = source.load(options.device, options.dtype)
+    with Progress("generate", len(missing)) as progress:
+        tally = batch.run(job, pipe, manifest, missing, progress.step)
+    kept = len(items) - len(missing)
+    _say(f"{tally.made} made, {tally.failed} failed, {kept} kept from before, in {job.folder}.")
+    if tally.failed:
+        _say(f"The last fault: {tally.reason} Start again to try those that failed.")
+    return _FAILED if tally.failed else 0
+
+
+def _shots(source: Source, options: argparse.Namespace) -> list[Shot]:
+    if options.prompt and options.prompts_file:
+        raise OptionError("Give --prompt or --prompts-file, not both.")
+    if options.prompts_file:
+        prompts = read_prompts(options.prompts_file)
+    elif options.prompt:
+        prompts = [check_prompt(prompt, "--prompt") for prompt in options.prompt]
+    else:
+        prompts = source.prompts(options.count)
+    arguments = call_arguments(source, options)
+    return [
+        Shot(prompt=prompt, seed=options.seed + index, arguments=arguments)
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def _compared(source: Source, shots: Sequence[Shot], options: argparse.Namespace) -> Comparison:
+    methods = choose(options.preset, options.method)
+    pipe = source.load(options.device, options.dtype)
+    # Two runs for each pair; a search takes about four a round and two for every picture.
+    total = 2 * len(shots) * options.rounds + 1
+    if options.controls:
+        total += 2 * (4 * options.rounds + 2 * (len(shots) - 1))
+    with Progress("compare", total) as progress:
+        comparison = run_compare(
+            pipe,
+            shots,
+            methods,
+            rounds=options.rounds,
+            controls=options.controls,
+            on_run=progress.step,
+        )
+    comparison = replace(comparison, model=source.name)
+    judge = scene_judge(source, shots)
+    return comparison if judge is None else comparison.judge(judge)
+
+
+def scene_judge(source: Source, shots: Sequence[Shot]) -> Judge | None:
+    """Returns who can say whether the pictures show what was asked, or None if nobody can.
+
+    That is so for the zoo's scenes at their own size.
+    """
+    try:
+        scenes = [parse(shot.prompt) for shot in shots]
+    except ValueError:
+        return None
+    sizes = {shot.arguments.get(side, SIDE_PX) for shot in shots for side in ("width", "height")}
+    if source.kind != "zoo" or sizes != {SIDE_PX}:
+        return None
+    judge = SceneJudge.load()
+
+    def shares(_: Sequence[Shot], images: Sequence[Any]) -> Mapping[str, float]:
+        score = judge.score(torch.cat([metrics.pixels(image) for image in images]), scenes)
+        return {"kind": score.kind_accuracy, "colour": score.colour_accuracy}
+
+    return shares
+
+
+def _methods_to_generate(options: argparse.Namespace) -> tuple[Any, ...]:
+    if not options.plain:
+        return choose(options.preset, options.method)
+    if options.preset or options.method:
+        raise OptionError("Give --plain, or --preset or --method, not both.")
+    return ()
+
+
+def _plan(job: Job, items: Sequence[batch.Item], missing: Sequence[batch.Item]) -> str:
+    width, height = (job.arguments.get(side, "default") for side in ("width", "height"))
+    rows = (
+        f"model         {job.source.identity}",
+        f"acceleration  {', '.join(map(str, job.methods)) or 'none'}",
+        f"arguments     {dict(job.arguments)}",
+        f"size          {width} x {height}",
+        f"pictures      {len(items)}, {len(missing)} of them missing in {job.folder}",
+        *(f"  {item.name}  seed {item.seed}  {item.prompt}" for item in missing),
+    )
+    return "\n".join(rows)
+
+
+def _records(place: Path) -> list[Path]:
+    found = sorted(place.rglob("*.json")) if place.is_dir() else [place]
+    if not found:
+        raise OptionError(f"{place} holds no .json files; expected records that bench run wrote.")
+    return found
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
