@@ -14,7 +14,6 @@ from typing import Any, Literal
 import torch
 
 from accel import siblings, zoo
-from accel.errors import AccelError
 from accel.record import commit
 
 State = Literal["ok", "missing", "warning", "broken"]
@@ -209,7 +208,12 @@ def _xformers() -> Finding:
 def _zoo() -> Finding:
     names = zoo.names()
     if not names:
-        raise AccelError("no model found beside accel")
+        return Finding(
+            name="zoo",
+            state="missing",
+            detail="no model found beside accel",
+            advice="reinstall accel-diffusion, or name a folder with --model",
+        )
     return Finding(name="zoo", state="ok", detail=", ".join(names))
 
 

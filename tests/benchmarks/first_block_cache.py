@@ -15,7 +15,7 @@ import torch
 from tqdm.auto import tqdm
 
 import accel.zoo
-from accel.bench import ratio, timed, write_record
+from accel.bench import Ratio, ratio, timed, write_record
 from accel.control import multistep
 from accel.metrics import Summary, score
 from accel.shot import Shot
@@ -49,7 +49,9 @@ def pictures(pipe: Any, asked: Sequence[Shot], steps: int | None = None) -> list
     return [shot.run(pipe, steps=steps) for shot in asked]
 
 
-def qualities(made: Sequence[Any], plain: Sequence[Any], converged: Sequence[Any]) -> dict[str, Any]:
+def qualities(
+    made: Sequence[Any], plain: Sequence[Any], converged: Sequence[Any]
+) -> dict[str, Any]:
     """Quality to the unaccelerated and to the converged pictures."""
     return {
         "to_unaccelerated": Summary.of(map(score, plain, made)).to_dict(),
@@ -99,8 +101,6 @@ class Bench:
             if turn >= 0:
                 plain.append(before)
                 taken.append(after)
-        from accel.bench import Ratio
-
         return Ratio.of(plain, taken).to_dict()
 
     def controls(self) -> dict[str, list[dict[str, Any]]]:
@@ -138,10 +138,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=28)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--out", type=Path, help="the record; by default in tests/benchmarks/records"
+    )
     parser.add_argument("--guided", action="store_true", help="with guidance, without cache-dit")
     options = parser.parse_args()
     torch.set_num_threads(2)
-    pipe = accel.zoo.load(MODEL)
+    pipe = accel.zoo.load(MODEL).to(options.device)
     pipe.set_progress_bar_config(disable=True)
     asked = shots(options.prompts, options.steps, guided=options.guided)
     bench = Bench(pipe, asked, options.rounds)
@@ -153,19 +157,21 @@ def main() -> None:
             rows.append({"threshold": threshold, **bench.contender(one)})
     guided = "-guided" if options.guided else ""
     path = write_record(
-        RECORDS / f"first-block-cache-{options.steps}{guided}.json",
+        options.out or RECORDS / f"first-block-cache-{options.steps}{guided}.json",
         f"first block caches on {MODEL}, {options.steps} steps{', guided' if guided else ''}",
-        {**vars(options), "model": MODEL, "call": dict(asked[0].arguments),
+        {**vars(options), "out": None, "model": MODEL, "call": dict(asked[0].arguments),
          "thresholds": THRESHOLDS, "converged_steps": CONVERGED_STEPS},
         [shot.seed for shot in asked],
         {"contenders": rows, "controls": bench.controls()},
     )  # fmt: skip
-    print(table(rows), f"\n{path}")  # noqa: T201 -- the command's output
+    print(table(rows), f"\n{path}")
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The contenders, one a line."""
-    lines = [f"{'threshold':>9} {'speed-up':>8} {'PSNR':>6} {'worst':>6} {'SSIM':>6} {'reused':>6}  what"]
+    lines = [
+        f"{'threshold':>9} {'speed-up':>8} {'PSNR':>6} {'worst':>6} {'SSIM':>6} {'reused':>6}  what"
+    ]
     for row in rows:
         quality = row["to_unaccelerated"]
         lines.append(

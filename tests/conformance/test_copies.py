@@ -15,7 +15,7 @@ from accelerate.hooks import ModelHook, add_hook_to_module
 from torch import nn
 
 import accel
-from tests.conformance.support import FEW, engaging, fresh, pairs, patched
+from tests.conformance.support import MODULES, engaging, fresh, pairs, patched
 from tests.tiny import Case
 from tests.tiny.observe import objects, traces
 
@@ -30,7 +30,7 @@ def _zeroed(denoiser: nn.Module) -> None:
         parameter.data.zero_()
 
 
-@pairs(FEW)
+@pairs(MODULES)
 def test_a_deep_copied_pipeline_is_clean_and_runs_its_own_blocks(case: Case, name: str) -> None:
     method = engaging(name)
     clean = case.make()
@@ -45,7 +45,7 @@ def test_a_deep_copied_pipeline_is_clean_and_runs_its_own_blocks(case: Case, nam
     assert torch.equal(case.run(pipe), fresh(case, method))
 
 
-@pairs(FEW)
+@pairs(MODULES)
 def test_a_deep_copied_model_is_clean_and_runs_its_own_blocks(case: Case, name: str) -> None:
     method = engaging(name)
     pipe, _ = patched(case, method)
@@ -61,7 +61,7 @@ def test_a_deep_copied_model_is_clean_and_runs_its_own_blocks(case: Case, name: 
     assert torch.equal(case.run(pipe), fresh(case, method))
 
 
-@pairs(FEW)
+@pairs(MODULES)
 def test_a_deep_copied_block_is_clean_and_its_own(case: Case, name: str) -> None:
     pipe, _ = patched(case, engaging(name))
     for path, module in case.denoiser(pipe).named_modules():
@@ -72,10 +72,8 @@ def test_a_deep_copied_block_is_clean_and_its_own(case: Case, name: str) -> None
         assert held is None or held.__self__ is duplicate
 
 
-@pairs(FEW)
-def test_a_deep_copy_under_hooks_that_came_later_runs_its_own_blocks(
-    case: Case, name: str
-) -> None:
+@pairs(MODULES)
+def test_a_deep_copy_under_hooks_that_came_later_runs_its_own_blocks(case: Case, name: str) -> None:
     pipe, _ = patched(case, engaging(name))
     for denoiser in case.denoisers(pipe):
         for module in denoiser.modules():
@@ -88,7 +86,7 @@ def test_a_deep_copy_under_hooks_that_came_later_runs_its_own_blocks(
     assert torch.equal(case.run(pipe), fresh(case, engaging(name)))
 
 
-@pairs(FEW)
+@pairs(MODULES)
 def test_a_copy_made_in_the_middle_of_a_generation_is_clean(case: Case, name: str) -> None:
     pipe, _ = patched(case, engaging(name))
     copies: list[Any] = []
@@ -107,26 +105,26 @@ def test_a_copy_made_in_the_middle_of_a_generation_is_clean(case: Case, name: st
     assert torch.equal(case.run(copies[0]), fresh(case))
 
 
-@pairs(FEW)
+@pairs(MODULES)
 def test_a_pickled_model_is_clean(case: Case, name: str) -> None:
     pipe, _ = patched(case, engaging(name))
-    duplicate = pickle.loads(pickle.dumps(case.denoiser(pipe)))  # noqa: S301
+    duplicate = pickle.loads(pickle.dumps(case.denoiser(pipe)))
     clean = case.make()
     assert traces(duplicate) == traces(case.denoiser(clean))
     setattr(clean, case.denoiser_names[0], duplicate)
     assert torch.equal(case.run(clean), fresh(case))
 
 
-@pairs(FEW)
+@pairs(MODULES)
 def test_a_pickled_pipeline_is_clean(case: Case, name: str) -> None:
     pipe, _ = patched(case, engaging(name))
-    duplicate = pickle.loads(pickle.dumps(pipe))  # noqa: S301
+    duplicate = pickle.loads(pickle.dumps(pipe))
     assert type(duplicate) is type(case.make())
     assert not [item for item in _attribute_names(duplicate) if "accel" in item]
     assert torch.equal(case.run(duplicate), fresh(case))
 
 
-@pairs(FEW)
+@pairs(MODULES)
 def test_torch_save_of_a_whole_model_is_clean(case: Case, name: str) -> None:
     pipe, _ = patched(case, engaging(name))
     buffer = io.BytesIO()
@@ -136,7 +134,7 @@ def test_torch_save_of_a_whole_model_is_clean(case: Case, name: str) -> None:
     assert traces(duplicate) == traces(case.denoiser(case.make()))
 
 
-@pairs(FEW)
+@pairs(MODULES)
 def test_state_dict_has_the_same_keys_and_loads_into_a_clean_model(case: Case, name: str) -> None:
     clean = case.denoiser(case.make())
     pipe, _ = patched(case, engaging(name))
@@ -147,7 +145,7 @@ def test_state_dict_has_the_same_keys_and_loads_into_a_clean_model(case: Case, n
     assert [path for path, _ in case.denoiser(pipe).named_modules()] == names
 
 
-@pairs(FEW)
+@pairs(MODULES)
 def test_save_pretrained_writes_what_an_unpatched_pipeline_writes(
     case: Case, name: str, tmp_path: Path
 ) -> None:
@@ -169,7 +167,7 @@ def test_save_pretrained_writes_what_an_unpatched_pipeline_writes(
             ).read_bytes()
 
 
-@pairs(FEW)
+@pairs(MODULES)
 def test_dropping_the_pipeline_frees_its_weights(case: Case, name: str) -> None:
     pipe, handle = patched(case, engaging(name))
     case.run(pipe)
@@ -179,7 +177,7 @@ def test_dropping_the_pipeline_frees_its_weights(case: Case, name: str) -> None:
     assert watched() is None
 
 
-@pairs(FEW)
+@pairs(MODULES)
 def test_a_handle_after_unpatch_does_not_keep_the_weights(case: Case, name: str) -> None:
     pipe, handle = patched(case, engaging(name))
     case.run(pipe)
@@ -192,7 +190,7 @@ def test_a_handle_after_unpatch_does_not_keep_the_weights(case: Case, name: str)
 
 
 @pytest.mark.parametrize("method", ["enable", "disable", "unpatch", "status"])
-@pairs(FEW[:1])
+@pairs(MODULES[:1])
 def test_a_handle_outlives_its_pipeline(case: Case, name: str, method: str) -> None:
     pipe, handle = patched(case, engaging(name))
     del pipe

@@ -27,9 +27,7 @@ def test_engaging_setting_engages_and_shows(case: Case, name: str) -> None:
 
 
 @pairs()
-def test_generations_agree_with_each_other_and_with_a_fresh_pipeline(
-    case: Case, name: str
-) -> None:
+def test_generations_agree_with_each_other_and_with_a_fresh_pipeline(case: Case, name: str) -> None:
     method = engaging(name)
     pipe, _ = patched(case, method)
     first, second = case.run(pipe), case.run(pipe)

@@ -11,12 +11,12 @@ import accel
 from accel.layers import Call
 from accel.method import Binding, Method
 from accel.sites import ModelSites
-from tests.conformance.support import FEW, engaging, fresh, neutral, pairs, patched
+from tests.conformance.support import MODULES, engaging, fresh, neutral, pairs, patched
 from tests.tiny import CASES, Case
 from tests.tiny.observe import traces
 
 
-@pairs(FEW)
+@pairs(MODULES)
 def test_patching_twice_with_the_same_method_returns_the_same_handle(case: Case, name: str) -> None:
     pipe, handle = patched(case, engaging(name))
     assert accel.patch(pipe, engaging(name)) is handle
@@ -25,7 +25,7 @@ def test_patching_twice_with_the_same_method_returns_the_same_handle(case: Case,
     assert torch.equal(case.run(pipe), fresh(case))
 
 
-@pairs(FEW)
+@pairs(MODULES)
 def test_patching_with_another_setting_replaces_and_leaves_the_old_handle_inert(
     case: Case, name: str
 ) -> None:
@@ -43,7 +43,7 @@ def test_patching_with_another_setting_replaces_and_leaves_the_old_handle_inert(
     assert torch.equal(case.run(pipe), fresh(case))
 
 
-@pairs(FEW)
+@pairs(MODULES)
 def test_disable_is_bit_identical_and_enable_brings_the_method_back(case: Case, name: str) -> None:
     pipe, handle = patched(case, engaging(name))
     handle.disable()
@@ -54,7 +54,7 @@ def test_disable_is_bit_identical_and_enable_brings_the_method_back(case: Case, 
     assert torch.equal(case.run(pipe), fresh(case, engaging(name)))
 
 
-@pairs(FEW)
+@pairs(MODULES)
 def test_the_context_manager_unpatches_also_after_an_error(case: Case, name: str) -> None:
     pipe = case.make()
     case.run(pipe)
@@ -66,7 +66,7 @@ def test_the_context_manager_unpatches_also_after_an_error(case: Case, name: str
     assert traces(pipe) == before
 
 
-@pairs(FEW)
+@pairs(MODULES)
 def test_patching_in_the_middle_of_a_generation_does_not_break_it(case: Case, name: str) -> None:
     pipe = case.make()
 
@@ -81,7 +81,7 @@ def test_patching_in_the_middle_of_a_generation_does_not_break_it(case: Case, na
     assert torch.equal(case.run(pipe), fresh(case))
 
 
-@pairs(FEW)
+@pairs(MODULES)
 def test_unpatching_in_the_middle_of_a_generation_does_not_break_it(case: Case, name: str) -> None:
     pipe = case.make()
     case.run(pipe)
@@ -124,7 +124,7 @@ def test_a_patch_that_fails_half_way_is_rolled_back(case: Case) -> None:
     assert torch.equal(case.run(pipe), fresh(case))
 
 
-@pairs(FEW)
+@pairs(MODULES)
 def test_a_replacement_that_fails_keeps_the_old_patch_working(case: Case, name: str) -> None:
     pipe, handle = patched(case, engaging(name))
     with pytest.raises(LookupError, match="no second block"):
@@ -135,7 +135,7 @@ def test_a_replacement_that_fails_keeps_the_old_patch_working(case: Case, name: 
     assert torch.equal(case.run(pipe), fresh(case))
 
 
-@pairs(FEW)
+@pairs(MODULES)
 def test_status_says_what_is_patched(case: Case, name: str) -> None:
     pipe = case.make()
     assert not accel.status(pipe).patched

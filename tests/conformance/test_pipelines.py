@@ -17,7 +17,7 @@ def _guide_on_some_steps(case: Case) -> Any:
 
     def callback(running: Any, step: int, _: object, kwargs: dict[str, Any]) -> dict[str, Any]:
         if step in {0, 3}:
-            running._guidance_scale = 1.0 if step == 0 else case.guidance  # noqa: SLF001
+            running._guidance_scale = 1.0 if step == 0 else case.guidance
         return kwargs
 
     return callback
@@ -66,7 +66,7 @@ def test_dropping_the_guidance_half_of_the_batch_midway_gives_a_finite_image(
 ) -> None:
     def callback(running: Any, step: int, _: object, kwargs: dict[str, Any]) -> dict[str, Any]:
         if step == 2:
-            running._guidance_scale = 0.0  # noqa: SLF001
+            running._guidance_scale = 0.0
             kwargs["prompt_embeds"] = kwargs["prompt_embeds"].chunk(2)[-1]
         return kwargs
 

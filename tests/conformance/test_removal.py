@@ -10,7 +10,7 @@ from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_mod
 from diffusers.hooks import apply_group_offloading
 
 import accel
-from tests.conformance.support import FEW, engaging, fresh, pairs, patched
+from tests.conformance.support import MODULES, engaging, fresh, pairs, patched
 from tests.tiny import Case
 from tests.tiny.observe import class_contents, traces
 
@@ -28,7 +28,7 @@ def test_unpatch_is_bit_identical_and_leaves_no_trace(case: Case, name: str) -> 
     assert traces(pipe) == before
 
 
-@pairs(FEW)
+@pairs(MODULES)
 def test_nothing_is_set_on_classes(case: Case, name: str) -> None:
     pipe = case.make()
     case.run(pipe)
@@ -39,7 +39,7 @@ def test_nothing_is_set_on_classes(case: Case, name: str) -> None:
     assert {cls: after[cls] for cls in before} == before
 
 
-@pairs(FEW)
+@pairs(MODULES)
 def test_unpatching_again_changes_nothing(case: Case, name: str) -> None:
     pipe, handle = patched(case, engaging(name))
     handle.unpatch()
@@ -49,7 +49,7 @@ def test_unpatching_again_changes_nothing(case: Case, name: str) -> None:
     assert traces(pipe) == before
 
 
-@pairs(FEW)
+@pairs(MODULES)
 def test_accel_unpatch_removes_what_patch_put_on(case: Case, name: str) -> None:
     pipe = case.make()
     before = traces(pipe)
@@ -58,7 +58,7 @@ def test_accel_unpatch_removes_what_patch_put_on(case: Case, name: str) -> None:
     assert traces(pipe) == before
 
 
-@pairs(FEW)
+@pairs(MODULES)
 @pytest.mark.parametrize("first", [0, 1])
 def test_patches_of_two_pipelines_come_off_in_either_order(
     case: Case, name: str, first: int
@@ -101,7 +101,7 @@ def _accelerate_hooks(case: Case, pipe: Any) -> Iterator[_Counter]:
         remove_hook_from_module(module)
 
 
-@pairs(FEW)
+@pairs(MODULES)
 @pytest.mark.parametrize("hooks_come", ["before", "after"])
 @pytest.mark.parametrize("we_leave", ["first", "last"])
 def test_accelerate_hooks_survive_in_every_order(
@@ -127,7 +127,7 @@ def test_accelerate_hooks_survive_in_every_order(
     assert torch.equal(case.run(pipe), fresh(case))
 
 
-@pairs(FEW)
+@pairs(MODULES)
 def test_accelerate_hooks_taken_off_first_leave_no_trace_of_us(case: Case, name: str) -> None:
     pipe = case.make()
     case.run(pipe)
@@ -154,7 +154,7 @@ def _offload_groups(case: Case, pipe: Any) -> None:
         )
 
 
-@pairs(FEW)
+@pairs(MODULES)
 @pytest.mark.parametrize("offload_comes", ["before", "after"])
 def test_group_offload_works_before_and_after_and_survives_unpatch(
     case: Case, name: str, offload_comes: str
@@ -171,5 +171,5 @@ def test_group_offload_works_before_and_after_and_survives_unpatch(
     assert torch.equal(case.run(pipe), fresh(case, method))
     accel.unpatch(pipe)
     assert torch.equal(case.run(pipe), fresh(case))
-    registry = case.denoiser(pipe)._diffusers_hook  # noqa: SLF001
+    registry = case.denoiser(pipe)._diffusers_hook
     assert registry.get_hook("group_offloading") is not None

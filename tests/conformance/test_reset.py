@@ -107,7 +107,7 @@ def test_the_interrupt_flag_of_a_pipeline_ends_a_generation_cleanly(case: Case, 
     pipe, _ = patched(case, method)
 
     def interrupt(running: Any, step: int, _: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-        running._interrupt = step == 2  # noqa: SLF001
+        running._interrupt = step == 2
         return kwargs
 
     case.run(pipe, prompt=1, callback_on_step_end=interrupt)

@@ -49,9 +49,7 @@ def test_a_name_that_resembles_nothing_lists_the_presets(pipe: Pipeline) -> None
         ((("fast",),), "fast"),
     ],
 )
-def test_what_is_no_method_is_refused(
-    pipe: Pipeline, given: tuple[Any, ...], words: str
-) -> None:
+def test_what_is_no_method_is_refused(pipe: Pipeline, given: tuple[Any, ...], words: str) -> None:
     before = traces(pipe)
     with pytest.raises(OptionError, match=words):
         accel.patch(pipe, *given)
@@ -123,7 +121,9 @@ def test_what_is_neither_pipeline_nor_denoiser_is_refused_by_class(target: Any) 
 
 
 @pytest.mark.parametrize(
-    "module", [nn.Linear(2, 2), vae(), nn.ModuleList([nn.Linear(2, 2)])], ids=lambda m: type(m).__name__
+    "module",
+    [nn.Linear(2, 2), vae(), nn.ModuleList([nn.Linear(2, 2)])],
+    ids=lambda m: type(m).__name__,
 )
 def test_a_module_that_is_no_denoiser_is_refused_by_class_and_left_alone(
     module: nn.Module,

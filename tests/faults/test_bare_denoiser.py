@@ -105,6 +105,4 @@ def test_a_model_in_training_mode_with_gradients_still_backpropagates_when_neutr
     accel.patch(denoiser, SKIPPING.neutral())
     with torch.enable_grad():
         denoiser(*_inputs())[0].sum().backward()
-    assert all(
-        parameter.grad is not None for parameter in denoiser.blocks[1].ffn.parameters()
-    )
+    assert all(parameter.grad is not None for parameter in denoiser.blocks[1].ffn.parameters())

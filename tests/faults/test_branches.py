@@ -68,7 +68,7 @@ def test_a_guidance_interval_does_not_swap_the_branches() -> None:
 
     def interval(running: Any, step: int, _: object, kwargs: dict[str, Any]) -> dict[str, Any]:
         if step in {0, 2}:
-            running._guidance_scale = 1.0 if step == 0 else 3.0  # noqa: SLF001
+            running._guidance_scale = 1.0 if step == 0 else 3.0
         return kwargs
 
     with _recording(pipe, case) as calls:

@@ -59,9 +59,7 @@ class _NoReading(TorchFunctionMode):
         super().__init__()
         self.marked: list[torch.Tensor] = []
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         reads = {torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.__float__}
         reads |= {torch.Tensor.__int__, torch.Tensor.__bool__}
         if func in reads and any(args[0] is tensor for tensor in self.marked):

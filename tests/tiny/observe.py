@@ -62,9 +62,7 @@ class Births(TorchDispatchMode):
         super().__init__()
         self._born: list[weakref.ref[Tensor]] = []
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for item in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(item, Tensor):

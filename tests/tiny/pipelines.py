@@ -83,10 +83,7 @@ def _flux_img2img(request: Request) -> dict[str, Any]:
 
 def _sd3(request: Request) -> dict[str, Any]:
     return (
-        _text(request)
-        | _pooled(request)
-        | _image(request)
-        | {"guidance_scale": request.guidance}
+        _text(request) | _pooled(request) | _image(request) | {"guidance_scale": request.guidance}
     )
 
 

@@ -1,0 +1,1 @@
+"""The check for a machine with an accelerator: `python -m tests.benchmarks.device`."""
