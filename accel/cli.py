@@ -5,6 +5,7 @@ model could not be loaded, and 130 after Ctrl-C.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,11 @@ from accel.options import add_acceleration, add_model, add_pictures, whole_numbe
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - has no other name
 
+_QUIET = {
+    "DIFFUSERS_VERBOSITY": "error",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+}
 _WRONG_REQUEST = 2
 _INTERRUPTED = 130
 
@@ -30,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command is None:
         parser.print_help(sys.stderr)
         return _WRONG_REQUEST
+    # The libraries below report every file they read; whoever sets these gets that back.
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
     try:
         return int(options.run(options))
     except AccelError as error:
@@ -110,23 +119,26 @@ def _add_generate(commands: "Commands") -> None:
 
 
 def _add_bench(commands: "Commands") -> None:
-    parser = commands.add_parser("bench", help="measure speed as a ratio, and check records")
-    inner = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    about = "with and without acceleration in turns, and a record of it"
-    run = _command(inner, "run", about, do.bench_run)
-    run.add_argument(
+    about = "speed as a ratio measured in turns, and a record of it"
+    parser = _command(commands, "bench", about, do.bench)
+    parser.add_argument(
         "--record",
         type=Path,
         default=Path("accel-bench.json"),
         metavar="FILE",
         help="where the record goes (default: %(default)s)",
     )
-    add_pictures(run, rounds=5)
-    _add_controls(run)
-    add_model(run)
-    add_acceleration(run)
-    listing = _command(inner, "list", "records, and whether they are valid", do.bench_list)
-    listing.add_argument("records", nargs="+", type=Path, metavar="PATH", help="file or folder")
+    parser.add_argument(
+        "--check",
+        nargs="+",
+        type=Path,
+        metavar="PATH",
+        help="measure nothing: list the records in these files and folders, and find faulty ones",
+    )
+    add_pictures(parser, rounds=5)
+    _add_controls(parser)
+    add_model(parser)
+    add_acceleration(parser)
 
 
 def _add_controls(parser: argparse.ArgumentParser) -> None:

@@ -19,6 +19,7 @@ from accel.compare import Comparison, Judge
 from accel.compare import compare as run_compare
 from accel.errors import OptionError
 from accel.manifest import Manifest
+from accel.method import Method
 from accel.method_text import choose
 from accel.options import call_arguments
 from accel.progress import Progress
@@ -42,23 +43,25 @@ def doctor(options: argparse.Namespace) -> int:
 def compare(options: argparse.Namespace) -> int:
     """Compares, prints the table and writes the folder."""
     source = find(options.model)
-    shots = _shots(source, options)
+    shots, methods = _shots(source, options), choose(options.preset, options.method)
     prepare_folder(options.out)
-    comparison = _compared(source, shots, options)
+    comparison = _compared(source, shots, methods, options)
     page = compare_page.save(comparison, options.out)
     _say(f"{comparison}\n\n{page}")
     return 0
 
 
-def bench_run(options: argparse.Namespace) -> int:
-    """Measures, prints the table and writes the record."""
+def bench(options: argparse.Namespace) -> int:
+    """Measures, prints the table and writes the record; or checks records, 1 if one is faulty."""
+    if options.check:
+        return _check_records(options.check)
     source = find(options.model)
-    shots = _shots(source, options)
+    shots, methods = _shots(source, options), choose(options.preset, options.method)
     prepare_folder(options.record.parent)
-    comparison = _compared(source, shots, options)
+    comparison = _compared(source, shots, methods, options)
     config = {
         "model": source.identity,
-        "methods": list(comparison.methods),
+        "methods": [repr(method) for method in methods],
         "arguments": dict(shots[0].arguments),
         "prompts": [shot.prompt for shot in shots],
         "rounds": options.rounds,
@@ -71,32 +74,31 @@ def bench_run(options: argparse.Namespace) -> int:
     return 0
 
 
-def bench_list(options: argparse.Namespace) -> int:
-    """Prints every record, and what is wrong with those that are none; 1 if there are any."""
-    paths = [path for place in options.records for path in _records(place)]
+def _check_records(places: Sequence[Path]) -> int:
     faults = 0
-    for path in paths:
+    for path in [path for place in places for path in _records(place)]:
         try:
             record = read_record(path)
         except OptionError as error:
             faults += 1
-            _say(f"invalid  {error}")
+            _say(f"faulty   {error}")
             continue
+        commit = str(record["commit"])[:12]
         _say(
-            f"ok       {path}: {record['name']}; {record['created']}, "
-            f"{str(record['commit'])[:12]}, {record['device']}"
+            f"ok       {path}: {record['name']}; {record['created']}, {commit}, {record['device']}"
         )
     return _FAILED if faults else 0
 
 
 def generate(options: argparse.Namespace) -> int:
     """Makes what is missing; 1 if a picture failed."""
+    methods = _methods_to_generate(options)
     source = find(options.model)
     job = Job(
         source=source,
         prompts=tuple(read_prompts(options.prompts)),
         folder=options.out,
-        methods=_methods_to_generate(options),
+        methods=methods,
         arguments=call_arguments(source, options),
         seed=options.seed,
         batch_size=options.batch_size,
@@ -139,11 +141,15 @@ def _shots(source: Source, options: argparse.Namespace) -> list[Shot]:
     ]
 
 
-def _compared(source: Source, shots: Sequence[Shot], options: argparse.Namespace) -> Comparison:
-    methods = choose(options.preset, options.method)
+def _compared(
+    source: Source,
+    shots: Sequence[Shot],
+    methods: Sequence[Method],
+    options: argparse.Namespace,
+) -> Comparison:
     pipe = source.load(options.device, options.dtype)
     # Two runs for each pair; a search takes about four a round and two for every picture.
-    total = 2 * len(shots) * options.rounds + 1
+    total = 2 * len(shots) * options.rounds + 2
     if options.controls:
         total += 2 * (4 * options.rounds + 2 * (len(shots) - 1))
     with Progress("compare", total) as progress:
@@ -181,7 +187,7 @@ def scene_judge(source: Source, shots: Sequence[Shot]) -> Judge | None:
     return shares
 
 
-def _methods_to_generate(options: argparse.Namespace) -> tuple[Any, ...]:
+def _methods_to_generate(options: argparse.Namespace) -> tuple[Method, ...]:
     if not options.plain:
         return choose(options.preset, options.method)
     if options.preset or options.method:
@@ -205,7 +211,7 @@ def _plan(job: Job, items: Sequence[batch.Item], missing: Sequence[batch.Item]) 
 def _records(place: Path) -> list[Path]:
     found = sorted(place.rglob("*.json")) if place.is_dir() else [place]
     if not found:
-        raise OptionError(f"{place} holds no .json files; expected records that bench run wrote.")
+        raise OptionError(f"{place} holds no .json files; expected records that accel bench wrote.")
     return found
 
 

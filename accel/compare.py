@@ -166,10 +166,9 @@ def compare(
         OptionError: there are no shots, or `rounds` is below 1.
     """
     _check(shots, rounds)
-    untouched = shots[0].run(pipe)
+    untouched = _warm_up(pipe, shots[0], on_run)
     with api.patch(pipe, *methods) as handle:
-        shots[0].run(pipe)
-        on_run("warm-up")
+        _warm_up(pipe, shots[0], on_run)
         pairs, ratio = _in_turns(pipe, handle, shots, rounds, on_run)
     return Comparison(
         model=type(pipe).__name__,
@@ -187,6 +186,12 @@ def _check(shots: Sequence[Shot], rounds: int) -> None:
         raise OptionError(
             f"Found {len(shots)} prompts and rounds={rounds}; expected at least one of each."
         )
+
+
+def _warm_up(pipe: Any, shot: Shot, on_run: Callable[[str], None]) -> Any:
+    picture = shot.run(pipe)
+    on_run("warm-up")
+    return picture
 
 
 def _controls(

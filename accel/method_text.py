@@ -1,37 +1,40 @@
 """Methods written as text, as command lines and settings files hold them: `DBCache(head=4)`."""
 
 import ast
-from collections.abc import Sequence
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accel.errors import OptionError, nearest
 from accel.method import Method
-from accel.presets import methods, resolve
+from accel.presets import PACKAGES, methods, resolve
 
 _EXAMPLE = 'for example "FirstBlockCache(threshold=0.1)"'
+# A method with a part, such as DBCache(predictor=Newton(1)), is two calls deep.
+_DEPTH = 3
 
 
 def parse_method(text: str) -> Method:
-    """Returns the method that `text` writes as a call with keyword arguments, or as a bare name.
+    """Returns the method that `text` writes as a call, or as a bare name.
 
-    The text is parsed, never evaluated: a name out of `accel.methods()`, and plain values
-    (numbers, strings, True, False, None, tuples and lists of them). What `repr(method)` prints
-    gives an equal method back.
+    The text is parsed, never evaluated. It may hold names out of `accel.methods()`, parts that the
+    method packages export (such as `Newton(1)`), and plain values: numbers, strings, True, False,
+    None, and lists of them. What `repr(method)` prints gives an equal method back.
 
     Raises:
         OptionError: the text has another form, or names no method or setting.
     """
-    name, settings = _call(text)
-    known = methods()
-    if name not in known:
-        raise OptionError(
-            f"There is no method {name!r}.{nearest(name, known)} Methods are "
-            f"{', '.join(sorted(known))}; presets go into --preset."
-        )
     try:
-        return known[name](**settings)
-    except TypeError as error:
-        raise OptionError(f"{name} cannot be set up from {text!r}: {error}.") from error
+        body = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise OptionError(f"{text!r} is no method; expected {_EXAMPLE}.") from error
+    call = ast.Call(func=body, args=[], keywords=[]) if isinstance(body, ast.Name) else body
+    if not isinstance(call, ast.Call):
+        raise OptionError(f"{text!r} is no method; expected {_EXAMPLE}.")
+    method: Method = _build(call, methods(), _DEPTH)
+    return method
 
 
 def choose(preset: str | None, texts: Sequence[str]) -> tuple[Method, ...]:
@@ -47,18 +50,21 @@ def choose(preset: str | None, texts: Sequence[str]) -> tuple[Method, ...]:
     return resolve(tuple(parse_method(text) for text in texts))
 
 
-def _call(text: str) -> tuple[str, dict[str, Any]]:
-    try:
-        body = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise OptionError(f"{text!r} is no method; expected {_EXAMPLE}.") from error
-    if isinstance(body, ast.Name):
-        return body.id, {}
-    if not (isinstance(body, ast.Call) and isinstance(body.func, ast.Name)) or body.args:
+def _build(call: ast.Call, known: Mapping[str, type], depth: int) -> Any:
+    name = ast.unparse(call.func)
+    if name not in known:
         raise OptionError(
-            f"{text!r} is no method; expected a name with keyword arguments, {_EXAMPLE}."
+            f"There is no {name!r} here.{nearest(name, known)} Expected {', '.join(sorted(known))}."
         )
-    return body.func.id, {_name(keyword): _value(keyword) for keyword in body.keywords}
+    values = [_value(argument, depth) for argument in call.args]
+    settings = {_name(keyword): _value(keyword.value, depth) for keyword in call.keywords}
+    try:
+        return known[name](*values, **settings)
+    except TypeError as error:
+        takes = ", ".join(inspect.signature(known[name]).parameters)
+        raise OptionError(
+            f"{ast.unparse(call)} cannot be set up ({error}). {name} takes {takes}."
+        ) from error
 
 
 def _name(keyword: ast.keyword) -> str:
@@ -67,11 +73,29 @@ def _name(keyword: ast.keyword) -> str:
     return keyword.arg
 
 
-def _value(keyword: ast.keyword) -> Any:
+def _value(node: ast.expr, depth: int) -> Any:
+    if isinstance(node, ast.Call) and depth > 0:
+        return _build(node, _parts(), depth - 1)
     try:
-        return ast.literal_eval(keyword.value)
+        return ast.literal_eval(node)
     except (ValueError, TypeError, RecursionError, MemoryError) as error:
         raise OptionError(
-            f"{keyword.arg}={ast.unparse(keyword.value)} is no plain value; expected a number, "
-            "a string, True, False, None, or a list of these."
+            f"{ast.unparse(node)} is no plain value; expected a number, a string, True, False, "
+            "None, or a list of these."
         ) from error
+
+
+def _parts() -> dict[str, type]:
+    """Settings of methods that are objects themselves: exported dataclasses that are no methods."""
+    exported = (
+        getattr(package, name)
+        for package in map(importlib.import_module, PACKAGES)
+        for name in package.__all__
+    )
+    return {
+        part.__name__: part
+        for part in exported
+        if isinstance(part, type)
+        and dataclasses.is_dataclass(part)
+        and not issubclass(part, Method)
+    }

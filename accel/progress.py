@@ -1,8 +1,7 @@
 """A progress bar on a terminal, and plain lines elsewhere, always on the error stream."""
 
 import sys
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tqdm import tqdm
 
@@ -14,19 +13,14 @@ class Progress:
         self._title = title
         self._total = total
         self._done = 0
-        self._bar: tqdm[None] | None = None
+        self._bar: tqdm[Any] | None = None
         if sys.stderr.isatty():
             self._bar = tqdm(total=total, desc=title, unit="picture", file=sys.stderr)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._bar is not None:
             self._bar.close()
 

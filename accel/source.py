@@ -3,7 +3,9 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -72,14 +74,15 @@ class Source:
 
         Args:
             device: "auto" is the accelerator where there is one; else a name as torch writes it.
-            dtype: "auto" is what the zoo's files say, float32 on the CPU, bfloat16 elsewhere.
+            dtype: "auto" is float32 on the CPU and for the zoo, bfloat16 elsewhere.
 
         Raises:
             SetupError: it cannot be loaded; the reason is in the message.
         """
         place = default_device() if device == "auto" else device
         try:
-            pipe = self._load(place, dtype).to(place)
+            with _without_bars():
+                pipe = self._load(place, dtype).to(place)
         except AccelError:
             raise
         except Exception as error:
@@ -92,17 +95,35 @@ class Source:
         return pipe
 
     def _load(self, place: str, dtype: str) -> Any:
-        if self.kind == "zoo":
-            return zoo.load(self.place, torch.float32 if dtype == "auto" else getattr(torch, dtype))
         import diffusers  # noqa: PLC0415 - slow to import
 
-        automatic = torch.float32 if place == "cpu" else torch.bfloat16
-        return diffusers.DiffusionPipeline.from_pretrained(
-            self.place,
-            torch_dtype=automatic if dtype == "auto" else getattr(torch, dtype),
-            use_safetensors=True,
-            local_files_only=self.kind == "folder",
-        )
+        automatic = torch.bfloat16 if self.kind != "zoo" and place != "cpu" else torch.float32
+        chosen = automatic if dtype == "auto" else getattr(torch, dtype)
+        if self.kind == "zoo":
+            return zoo.load(self.place, chosen)
+        with warnings.catch_warnings():
+            # Older releases of diffusers know no other name for it.
+            warnings.filterwarnings("ignore", "`torch_dtype` is deprecated", FutureWarning)
+            return diffusers.DiffusionPipeline.from_pretrained(
+                self.place,
+                torch_dtype=chosen,
+                use_safetensors=True,
+                local_files_only=self.kind == "folder",
+            )
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Keeps diffusers from showing a bar for the components that it reads from a disk."""
+    from diffusers.utils import logging  # noqa: PLC0415 - slow to import
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def find(model: str) -> Source:

@@ -3,15 +3,15 @@
 import sys
 from pathlib import Path
 
-# The test helpers are imported as `tests.…`, also where pytest is started without the root on the path.
+# The test helpers are imported as `tests.…`, also where the root is not on the path.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import pytest
 import torch
 
-
 # Warnings that other libraries raise about themselves, each by its own words.
 _FOREIGN_WARNINGS = (
+    "ignore:`FluxPosEmbed` is deprecated:FutureWarning",
     "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning",
     r"ignore:In CPU autocast, but the target dtype is not supported\.:UserWarning",
 )

@@ -13,7 +13,7 @@ from tests.tiny import CASES, Case, Pipeline
 
 METHODS: dict[str, type[Method]] = accel.methods()
 
-# A setting that does something within six steps. A method that is not listed has to engage by default.
+# A setting that does something within six steps. A method that is not listed engages by default.
 _ENGAGING: dict[str, dict[str, Any]] = {
     "FirstBlockCache": {"threshold": 10.0, "warmup": 1, "tail": 0, "min_steps": 0, "max_streak": 2},
     "DBCache": {
@@ -25,11 +25,13 @@ _ENGAGING: dict[str, dict[str, Any]] = {
         "max_streak": 2,
     },
 }
-# The kinds of denoiser that a method is made for; a method that is not listed is made for transformers.
+# The kinds of denoiser a method is made for; one that is not listed is made for transformers.
 _FAMILIES: dict[str, frozenset[str]] = {}
 
 # One pipeline per way of guiding and of numbering steps, for the tests that need many generations.
 FEW = ("flux_img2img", "flux_true_cfg", "sd3_skip_layer", "sd15", "wan_two_stage")
+# The same with schedulers and videos that count or shape differently.
+VARIED = (*FEW, "cogvideox", "dit_heun", "pixart")
 # For what depends on the modules alone: one and two streams, one and two denoisers, a UNet.
 MODULES = ("flux_true_cfg", "sd15", "wan_two_stage")
 

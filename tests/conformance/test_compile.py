@@ -1,4 +1,4 @@
-"""Compiled blocks keep their graphs: compiled before or after patching, also with `fullgraph=True`."""
+"""Compiled blocks keep their graphs, whether compiled before or after patching."""
 
 import functools
 from collections.abc import Iterator

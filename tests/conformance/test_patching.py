@@ -1,4 +1,4 @@
-"""Patching again, halfway, on and off: the pipeline is in exactly one known state at every moment."""
+"""Patching again, halfway, on and off: a pipeline is in one known state at every moment."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ def test_patching_with_another_setting_replaces_and_leaves_the_old_handle_inert(
 def test_disable_is_bit_identical_and_enable_brings_the_method_back(case: Case, name: str) -> None:
     pipe, handle = patched(case, engaging(name))
     handle.disable()
-    assert not handle.enabled
+    assert not accel.status(pipe).enabled
     assert torch.equal(case.run(pipe), fresh(case))
     handle.enable()
     assert handle.enabled
@@ -59,10 +59,13 @@ def test_the_context_manager_unpatches_also_after_an_error(case: Case, name: str
     pipe = case.make()
     case.run(pipe)
     before = traces(pipe)
-    with pytest.raises(ZeroDivisionError), accel.patch(pipe, engaging(name)) as handle:
+    with accel.patch(pipe, engaging(name)) as handle:
         assert torch.equal(case.run(pipe), fresh(case, engaging(name)))
         assert handle.report.engaged
-        raise ZeroDivisionError
+    assert traces(pipe) == before
+    failing = pytest.raises(ZeroDivisionError, match="the block failed")
+    with failing, accel.patch(pipe, engaging(name)):
+        raise ZeroDivisionError("the block failed")
     assert traces(pipe) == before
 
 

@@ -1,4 +1,4 @@
-"""What stock pipelines do around the denoiser: siblings, guidance on some steps, several evaluations."""
+"""What stock pipelines do around the denoiser: siblings, partial guidance, late starts."""
 
 from typing import Any
 
@@ -70,7 +70,7 @@ def test_dropping_the_guidance_half_of_the_batch_midway_gives_a_finite_image(
             kwargs["prompt_embeds"] = kwargs["prompt_embeds"].chunk(2)[-1]
         return kwargs
 
-    extra = {
+    extra: dict[str, Any] = {
         "callback_on_step_end": callback,
         "callback_on_step_end_tensor_inputs": ["latents", "prompt_embeds"],
     }

@@ -171,5 +171,5 @@ def test_group_offload_works_before_and_after_and_survives_unpatch(
     assert torch.equal(case.run(pipe), fresh(case, method))
     accel.unpatch(pipe)
     assert torch.equal(case.run(pipe), fresh(case))
-    registry = case.denoiser(pipe)._diffusers_hook
+    registry: Any = case.denoiser(pipe)._diffusers_hook
     assert registry.get_hook("group_offloading") is not None

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import accel
-from tests.conformance.support import FEW, engaging, fresh, pairs, patched
+from tests.conformance.support import FEW, VARIED, engaging, fresh, pairs, patched
 from tests.tiny import CASES, Case, Pipeline
 from tests.tiny.observe import Births, failing, traces
 
@@ -26,7 +26,7 @@ def _changes(case: Case) -> dict[str, dict[str, Any]]:
     return {name: change for name, change in found.items() if change.get("size", "a") in case.sizes}
 
 
-@pairs()
+@pairs(VARIED)
 def test_a_change_between_generations_gives_what_a_fresh_pipeline_gives(
     case: Case, name: str
 ) -> None:
@@ -66,7 +66,7 @@ class _StopError(Exception):
     pass
 
 
-@pairs(name for name, case in CASES.items() if case.callback)
+@pairs(FEW)
 @pytest.mark.parametrize("error", [_StopError(), KeyboardInterrupt()], ids=["error", "interrupt"])
 def test_stopping_in_the_callback_leaves_nothing_behind(
     case: Case, name: str, error: BaseException
@@ -87,7 +87,7 @@ def test_stopping_in_the_callback_leaves_nothing_behind(
     assert torch.equal(case.run(pipe), fresh(case, method))
 
 
-@pairs()
+@pairs(VARIED)
 @pytest.mark.parametrize("error", [_StopError(), KeyboardInterrupt()], ids=["error", "interrupt"])
 def test_stopping_inside_the_denoiser_leaves_nothing_behind(
     case: Case, name: str, error: BaseException
@@ -123,7 +123,8 @@ def _survivors(case: Case, pipe: Pipeline, at_call: int | None) -> list[tuple[in
             with failing(case, pipe, _StopError(), at_call), pytest.raises(_StopError):
                 case.run(pipe)
     gc.collect()
-    return births.alive()
+    shapes: list[tuple[int, ...]] = births.alive()
+    return shapes
 
 
 @pairs(FEW)

@@ -46,7 +46,7 @@ def test_two_threads_through_two_pipelines_with_one_denoiser_get_their_own_resul
     first, second = _twins(case)
     accel.patch(first, method)
     accel.patch(second, method)
-    change = {"prompt": 1, "size": "b", "steps": 5}
+    change: dict[str, Any] = {"prompt": 1, "size": "b", "steps": 5}
     for _ in range(2):
         results = _at_once(lambda: case.run(first), lambda: case.run(second, **change))
         assert torch.equal(results[0], fresh(case, method))

@@ -1,5 +1,6 @@
 """Non-finite features, timesteps, thresholds that never fire, runs of few steps."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -162,11 +163,8 @@ def test_the_worst_sample_decides_for_the_batch_where_asked() -> None:
     steady = torch.randn(1, 4, 1, 4, 4, generator=generator)
     jumping = torch.randn(1, 4, 1, 4, 4, generator=generator)
     batches = [torch.cat([steady] * 8), torch.cat([*[steady] * 7, jumping])]
-    guards = {"warmup": 1, "tail": 0, "min_steps": 0}
-    change = _relative_change(batches)
-    threshold = change / 3
-    mean = FirstBlockCache(threshold=threshold, batch="mean", **guards)
-    worst = FirstBlockCache(threshold=threshold, batch="worst", **guards)
+    worst = replace(SKIPPING, threshold=_relative_change(batches) / 3, batch="worst")
+    mean = replace(worst, batch="mean")
     assert _run_bare(batches, mean)[1] == "reused"
     assert _run_bare(batches, worst)[1] in {"computed", "forced"}
 

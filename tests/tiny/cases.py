@@ -1,13 +1,13 @@
 """One uniform way to build and run every tiny pipeline of the test bed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from tests.tiny.models import Denoiser
 
 Pipeline = Any
 Cfg = Literal["none", "batched", "two-call"]
@@ -81,11 +81,11 @@ class Case:
         )[0]
         return out.clone() if isinstance(out, Tensor) else torch.from_numpy(out)
 
-    def denoiser(self, pipe: Pipeline) -> nn.Module:
+    def denoiser(self, pipe: Pipeline) -> Denoiser:
         """Returns the pipeline's (first) denoiser."""
         return self.denoisers(pipe)[0]
 
-    def denoisers(self, pipe: Pipeline) -> list[nn.Module]:
+    def denoisers(self, pipe: Pipeline) -> list[Denoiser]:
         """Returns all denoisers of the pipeline, in the order in which it uses them."""
         return [getattr(pipe, name) for name in self.denoiser_names]
 

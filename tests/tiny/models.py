@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any
 
 import diffusers
 import torch
@@ -11,10 +11,11 @@ from torch import nn
 TEXT_DIM = 16
 POOLED_DIM = 12
 
-M = TypeVar("M", bound=nn.Module)
+# Modules of diffusers, whose attributes are of no declared type.
+Denoiser = Any
 
 
-def shaken(model: M, seed: int = 0, gain: float = 1.0) -> M:
+def shaken(model: nn.Module, seed: int = 0, gain: float = 1.0) -> Denoiser:
     """Returns the model in eval mode with every parameter redrawn from one seeded generator.
 
     Freshly built diffusion transformers start as near-identities (zero-initialised modulation and
@@ -33,7 +34,7 @@ def shaken(model: M, seed: int = 0, gain: float = 1.0) -> M:
     return model.eval().requires_grad_(requires_grad=False)
 
 
-def flux(seed: int = 0, *, num_layers: int = 3, num_single_layers: int = 3) -> nn.Module:
+def flux(seed: int = 0, *, num_layers: int = 3, num_single_layers: int = 3) -> Denoiser:
     """Returns a Flux transformer with two-stream and one-stream blocks, 24 wide."""
     model = diffusers.FluxTransformer2DModel(
         in_channels=64,
@@ -48,7 +49,7 @@ def flux(seed: int = 0, *, num_layers: int = 3, num_single_layers: int = 3) -> n
     return shaken(model, seed)
 
 
-def sd3(seed: int = 0) -> nn.Module:
+def sd3(seed: int = 0) -> Denoiser:
     """Returns a Stable Diffusion 3 transformer whose last block drops the text stream."""
     model = diffusers.SD3Transformer2DModel(
         sample_size=16,
@@ -65,7 +66,7 @@ def sd3(seed: int = 0) -> nn.Module:
     return shaken(model, seed)
 
 
-def pixart(seed: int = 0) -> nn.Module:
+def pixart(seed: int = 0) -> Denoiser:
     """Returns a PixArt-alpha transformer with learned variance (8 output channels)."""
     model = diffusers.PixArtTransformer2DModel(
         sample_size=8,
@@ -79,7 +80,7 @@ def pixart(seed: int = 0) -> nn.Module:
     return shaken(model, seed)
 
 
-def wan(seed: int = 0) -> nn.Module:
+def wan(seed: int = 0) -> Denoiser:
     """Returns a Wan video transformer of one 24-wide stream with cross-attention to the text."""
     model = diffusers.WanTransformer3DModel(
         num_attention_heads=2,
@@ -95,7 +96,7 @@ def wan(seed: int = 0) -> nn.Module:
     return shaken(model, seed)
 
 
-def hunyuan_video(seed: int = 0) -> nn.Module:
+def hunyuan_video(seed: int = 0) -> Denoiser:
     """Returns a HunyuanVideo transformer: token refiner, two-stream and one-stream blocks."""
     model = diffusers.HunyuanVideoTransformer3DModel(
         in_channels=4,
@@ -113,7 +114,7 @@ def hunyuan_video(seed: int = 0) -> nn.Module:
     return shaken(model, seed)
 
 
-def cogvideox(seed: int = 0) -> nn.Module:
+def cogvideox(seed: int = 0) -> Denoiser:
     """Returns a CogVideoX transformer with sinusoidal positions and joint attention."""
     model = diffusers.CogVideoXTransformer3DModel(
         num_attention_heads=2,
@@ -131,7 +132,7 @@ def cogvideox(seed: int = 0) -> nn.Module:
     return shaken(model, seed)
 
 
-def ltx(seed: int = 0) -> nn.Module:
+def ltx(seed: int = 0) -> Denoiser:
     """Returns an LTX video transformer of one 24-wide stream."""
     model = diffusers.LTXVideoTransformer3DModel(
         in_channels=8,
@@ -145,7 +146,7 @@ def ltx(seed: int = 0) -> nn.Module:
     return shaken(model, seed)
 
 
-def qwen_image(seed: int = 0) -> nn.Module:
+def qwen_image(seed: int = 0) -> Denoiser:
     """Returns a Qwen-Image transformer of two-stream blocks that return the text stream first."""
     model = diffusers.QwenImageTransformer2DModel(
         in_channels=16,
@@ -159,7 +160,7 @@ def qwen_image(seed: int = 0) -> nn.Module:
     return shaken(model, seed)
 
 
-def mochi(seed: int = 0) -> nn.Module:
+def mochi(seed: int = 0) -> Denoiser:
     """Returns a Mochi transformer whose last block leaves the text stream alone."""
     model = diffusers.MochiTransformer3DModel(
         num_attention_heads=2,
@@ -174,7 +175,89 @@ def mochi(seed: int = 0) -> nn.Module:
     return shaken(model, seed)
 
 
-def dit(seed: int = 0) -> nn.Module:
+def flux2(seed: int = 0) -> Denoiser:
+    """Returns a Flux 2 transformer, whose blocks take their modulation as tuples."""
+    model = diffusers.Flux2Transformer2DModel(
+        in_channels=16,
+        num_layers=2,
+        num_single_layers=3,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=TEXT_DIM,
+        timestep_guidance_channels=8,
+        axes_dims_rope=(4, 4, 4, 4),
+    )
+    return shaken(model, seed)
+
+
+def chroma(seed: int = 0) -> Denoiser:
+    """Returns a Chroma transformer: Flux's blocks, modulated by one small network."""
+    model = diffusers.ChromaTransformer2DModel(
+        in_channels=16,
+        num_layers=2,
+        num_single_layers=3,
+        attention_head_dim=12,
+        num_attention_heads=2,
+        joint_attention_dim=TEXT_DIM,
+        axes_dims_rope=(4, 4, 4),
+        approximator_num_channels=8,
+        approximator_hidden_dim=16,
+        approximator_layers=1,
+    )
+    return shaken(model, seed)
+
+
+def aura_flow(seed: int = 0) -> Denoiser:
+    """Returns an AuraFlow transformer: joint blocks, then blocks over the joined streams."""
+    model = diffusers.AuraFlowTransformer2DModel(
+        sample_size=16,
+        num_mmdit_layers=2,
+        num_single_dit_layers=3,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        joint_attention_dim=TEXT_DIM,
+        caption_projection_dim=16,
+        pos_embed_max_size=256,
+    )
+    return shaken(model, seed)
+
+
+def sana(seed: int = 0) -> Denoiser:
+    """Returns a Sana transformer of linear attention and convolutional MLPs."""
+    model = diffusers.SanaTransformer2DModel(
+        in_channels=4,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=8,
+        num_layers=4,
+        num_cross_attention_heads=2,
+        cross_attention_head_dim=8,
+        cross_attention_dim=16,
+        caption_channels=TEXT_DIM,
+        sample_size=8,
+    )
+    return shaken(model, seed)
+
+
+def cogview4(seed: int = 0) -> Denoiser:
+    """Returns a CogView 4 transformer of two-stream blocks."""
+    model = diffusers.CogView4Transformer2DModel(
+        in_channels=4,
+        out_channels=4,
+        num_layers=4,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        text_embed_dim=TEXT_DIM,
+        time_embed_dim=8,
+        condition_dim=4,
+        pos_embed_max_size=16,
+        sample_size=8,
+        rope_axes_dim=(8, 8),
+    )
+    return shaken(model, seed)
+
+
+def dit(seed: int = 0) -> Denoiser:
     """Returns a class-conditional DiT of 8x8 latents."""
     model = diffusers.DiTTransformer2DModel(
         sample_size=8,
@@ -188,7 +271,7 @@ def dit(seed: int = 0) -> nn.Module:
     return shaken(model, seed)
 
 
-def unet(seed: int = 0) -> nn.Module:
+def unet(seed: int = 0) -> Denoiser:
     """Returns a Stable Diffusion 1.5 shaped UNet with two levels and a mid block."""
     model = diffusers.UNet2DConditionModel(
         sample_size=8,
@@ -203,7 +286,7 @@ def unet(seed: int = 0) -> nn.Module:
     return shaken(model, seed)
 
 
-def unet_xl(seed: int = 0) -> nn.Module:
+def unet_xl(seed: int = 0) -> Denoiser:
     """Returns a Stable Diffusion XL shaped UNet: added conditions, linear projections."""
     model = diffusers.UNet2DConditionModel(
         sample_size=8,
@@ -223,7 +306,7 @@ def unet_xl(seed: int = 0) -> nn.Module:
     return shaken(model, seed)
 
 
-def vae(seed: int = 0) -> nn.Module:
+def vae(seed: int = 0) -> Denoiser:
     """Returns a one-level image decoder at initial scale, for pipelines that always decode."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -238,7 +321,7 @@ def vae(seed: int = 0) -> nn.Module:
     return model.eval().requires_grad_(requires_grad=False)
 
 
-DENOISERS: dict[str, Callable[[], nn.Module]] = {
+DENOISERS: dict[str, Callable[[], Denoiser]] = {
     "flux": flux,
     "sd3": sd3,
     "pixart": pixart,
@@ -248,6 +331,11 @@ DENOISERS: dict[str, Callable[[], nn.Module]] = {
     "ltx": ltx,
     "qwen_image": qwen_image,
     "mochi": mochi,
+    "flux2": flux2,
+    "chroma": chroma,
+    "aura_flow": aura_flow,
+    "sana": sana,
+    "cogview4": cogview4,
     "dit": dit,
     "unet": unet,
     "unet_xl": unet_xl,

@@ -21,7 +21,7 @@ def _modules(owner: Any) -> Iterator[tuple[str, nn.Module]]:
 
 
 def objects(owner: Any) -> dict[str, Any]:
-    """Returns everything accel might touch, by path: modules, attention processors, scheduler, pipe."""
+    """Returns all that accel might touch, by path: modules, processors, scheduler, pipe."""
     found: dict[str, Any] = dict(_modules(owner))
     processors = {
         f"{path}.processor": module.processor
@@ -55,11 +55,11 @@ def class_contents(owner: Any) -> dict[type, dict[str, Any]]:
     return {cls: dict(vars(cls)) for cls in classes if cls.__module__ != "builtins"}
 
 
-class Births(TorchDispatchMode):
+class Births(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches which tensors that were made while it is active are still alive."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._born: list[weakref.ref[Tensor]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -93,7 +93,7 @@ def counting(modules: list[nn.Module]) -> Iterator[Callable[[], int]]:
 
 @contextmanager
 def failing(case: Case, pipe: Pipeline, error: BaseException, at_call: int) -> Iterator[None]:
-    """Lets the pipeline's denoisers raise `error` instead of answering their call number `at_call`."""
+    """Lets the denoisers raise `error` instead of answering call number `at_call`."""
     calls = 0
 
     def fail(*_: Any) -> None:

@@ -5,14 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import diffusers
-import torch
-from torch import nn
 
-from tests.tiny import models
-from tests.tiny.cases import Case, Pipeline, Request
-from tests.tiny.models import POOLED_DIM, TEXT_DIM
-
-TOKENS = 5
+from tests.tiny import calls, models
+from tests.tiny.cases import Case, Pipeline
+from tests.tiny.models import Denoiser
 
 
 def assemble(cls: type, scheduler: Any, **parts: Any) -> Pipeline:
@@ -37,140 +33,9 @@ def ddim() -> Any:
     return diffusers.DDIMScheduler(steps_offset=1, clip_sample=False)
 
 
-def _text(request: Request, dim: int = TEXT_DIM) -> dict[str, Any]:
-    return {
-        "prompt_embeds": request.randn(1, TOKENS, dim),
-        "negative_prompt_embeds": request.randn(2, TOKENS, dim),
-    }
-
-
-def _pooled(request: Request) -> dict[str, Any]:
-    return {
-        "pooled_prompt_embeds": request.randn(3, POOLED_DIM),
-        "negative_pooled_prompt_embeds": request.randn(4, POOLED_DIM),
-    }
-
-
-def _masks(request: Request, names: tuple[str, str], dtype: torch.dtype) -> dict[str, Any]:
-    # The negative prompt is one token shorter, so that a mask ends up where it belongs.
-    positive = torch.ones(request.batch, TOKENS, dtype=dtype)
-    negative = positive.clone()
-    negative[:, -1] = 0
-    return {names[0]: positive, names[1]: negative}
-
-
-_ATTENTION_MASKS = ("prompt_attention_mask", "negative_prompt_attention_mask")
-
-
-def _image(request: Request) -> dict[str, Any]:
-    return {"height": request.height, "width": request.width, "output_type": "latent"}
-
-
-def _flux(request: Request) -> dict[str, Any]:
-    return (
-        _text(request)
-        | _pooled(request)
-        | _image(request)
-        | {"true_cfg_scale": request.guidance, "guidance_scale": 3.5}
-    )
-
-
-def _flux_img2img(request: Request) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(77)
-    image = torch.randn(16, request.height // 8, request.width // 8, generator=generator)
-    return _flux(request) | {"image": image.expand(request.batch, -1, -1, -1), "strength": 0.7}
-
-
-def _sd3(request: Request) -> dict[str, Any]:
-    return (
-        _text(request) | _pooled(request) | _image(request) | {"guidance_scale": request.guidance}
-    )
-
-
-def _sd3_skip_layer(request: Request) -> dict[str, Any]:
-    return _sd3(request) | {
-        "skip_guidance_layers": [1, 2],
-        "skip_layer_guidance_start": 0.2,
-        "skip_layer_guidance_stop": 0.7,
-    }
-
-
-def _pixart(request: Request) -> dict[str, Any]:
-    return (
-        _text(request)
-        | _masks(request, _ATTENTION_MASKS, torch.long)
-        | _image(request)
-        | {
-            "guidance_scale": request.guidance,
-            "use_resolution_binning": False,
-            # Its default "" would be taken for a second negative prompt.
-            "negative_prompt": None,
-        }
-    )
-
-
-def _video(request: Request) -> dict[str, Any]:
-    return _image(request) | {"num_frames": 5}
-
-
-def _wan(request: Request) -> dict[str, Any]:
-    return _text(request) | _video(request) | {"guidance_scale": request.guidance}
-
-
-def _hunyuan_video(request: Request) -> dict[str, Any]:
-    return (
-        _text(request)
-        | _pooled(request)
-        | _masks(request, _ATTENTION_MASKS, torch.long)
-        | _video(request)
-        | {"true_cfg_scale": request.guidance}
-    )
-
-
-def _ltx(request: Request) -> dict[str, Any]:
-    return (
-        _text(request)
-        | _masks(request, _ATTENTION_MASKS, torch.long)
-        | _image(request)
-        | {"guidance_scale": request.guidance, "num_frames": 9}
-    )
-
-
-def _mochi(request: Request) -> dict[str, Any]:
-    return (
-        _text(request)
-        | _masks(request, _ATTENTION_MASKS, torch.bool)
-        | _image(request)
-        | {"guidance_scale": request.guidance, "num_frames": 7}
-    )
-
-
-def _qwen_image(request: Request) -> dict[str, Any]:
-    names = ("prompt_embeds_mask", "negative_prompt_embeds_mask")
-    return (
-        _text(request)
-        | _masks(request, names, torch.long)
-        | _image(request)
-        | {"true_cfg_scale": request.guidance}
-    )
-
-
-def _dit(request: Request) -> dict[str, Any]:
-    labels = [(7 + request.prompt + index) % 1000 for index in range(request.batch)]
-    return {"class_labels": labels, "guidance_scale": request.guidance, "output_type": "np"}
-
-
-def _sd(request: Request) -> dict[str, Any]:
-    return _text(request) | _image(request) | {"guidance_scale": request.guidance}
-
-
-def _sdxl(request: Request) -> dict[str, Any]:
-    return _sd(request) | _pooled(request)
-
-
 def _maker(
     cls_name: str,
-    model: Callable[[], nn.Module],
+    model: Callable[[], Denoiser],
     scheduler: Callable[[], Any] = flow,
     part: str = "transformer",
     **parts: Any,
@@ -196,51 +61,50 @@ def _heun_evaluations(steps: int) -> int:
     return 2 * steps - 1
 
 
-_DIT_PARTS = {"vae": models.vae}
 _UNET = {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
 
 _ALL = (
     Case(
         "flux",
         _maker("FluxPipeline", models.flux),
-        _flux,
+        calls.flux,
         cfg="none",
         guidance=1.0,
         other_guidance=3.0,
     ),
-    Case("flux_true_cfg", _maker("FluxPipeline", models.flux), _flux, cfg="two-call"),
+    Case("flux_true_cfg", _maker("FluxPipeline", models.flux), calls.flux, cfg="two-call"),
     Case(
         "flux_img2img",
         _maker("FluxImg2ImgPipeline", models.flux),
-        _flux_img2img,
+        calls.flux_img2img,
         cfg="two-call",
-        # Strength 0.7 leaves out the first three tenths of the steps, rounded up.
+        # Strength 0.7 leaves out the first three tenths of the steps, rounded down.
         evaluations=lambda steps: steps - int(max(steps - steps * 0.7, 0)),
     ),
     Case(
         "sd3",
         _maker("StableDiffusion3Pipeline", models.sd3),
-        _sd3,
+        calls.sd3,
         cfg="batched",
         other_scheduler=_flow_heun_from,
     ),
     Case(
         "sd3_heun",
         _maker("StableDiffusion3Pipeline", models.sd3, diffusers.FlowMatchHeunDiscreteScheduler),
-        _sd3,
+        calls.sd3,
         cfg="batched",
         evaluations=_heun_evaluations,
     ),
     Case(
         "sd3_skip_layer",
         _maker("StableDiffusion3Pipeline", models.sd3),
-        _sd3_skip_layer,
+        calls.sd3_skip_layer,
         cfg="batched",
     ),
     Case(
         "pixart",
         _maker("PixArtAlphaPipeline", models.pixart, diffusers.DPMSolverMultistepScheduler),
-        _pixart,
+        calls.pixart,
         cfg="batched",
         callback=False,
         fewest_steps=2,
@@ -249,7 +113,7 @@ _ALL = (
     Case(
         "wan",
         _maker("WanPipeline", models.wan),
-        _wan,
+        calls.wan,
         cfg="two-call",
         other_scheduler=_flow_heun_from,
     ),
@@ -261,41 +125,52 @@ _ALL = (
             transformer_2=lambda: models.wan(seed=1),
             boundary_ratio=0.6,
         ),
-        _wan,
+        calls.wan,
         cfg="two-call",
         denoiser_names=("transformer", "transformer_2"),
     ),
     Case(
         "hunyuan_video",
         _maker("HunyuanVideoPipeline", models.hunyuan_video),
-        _hunyuan_video,
+        calls.hunyuan_video,
         cfg="two-call",
     ),
     Case(
         "cogvideox",
         _maker("CogVideoXPipeline", models.cogvideox, diffusers.CogVideoXDDIMScheduler),
-        _wan,
+        calls.wan,
         cfg="batched",
     ),
-    Case("ltx", _maker("LTXPipeline", models.ltx), _ltx, cfg="batched"),
+    Case("ltx", _maker("LTXPipeline", models.ltx), calls.ltx, cfg="batched"),
     Case(
         "qwen_image",
         _maker("QwenImagePipeline", models.qwen_image),
-        _qwen_image,
+        calls.qwen_image,
         cfg="two-call",
     ),
     Case(
         "mochi",
         _maker("MochiPipeline", models.mochi),
-        _mochi,
+        calls.mochi,
         cfg="batched",
         # Its schedule has a linear and a quadratic half.
         fewest_steps=2,
     ),
     Case(
+        "flux2",
+        _maker("Flux2Pipeline", models.flux2),
+        calls.flux2,
+        cfg="none",
+        other_guidance=1.0,
+    ),
+    Case("chroma", _maker("ChromaPipeline", models.chroma), calls.chroma, cfg="two-call"),
+    Case("aura_flow", _maker("AuraFlowPipeline", models.aura_flow), calls.aura_flow, cfg="batched"),
+    Case("sana", _maker("SanaPipeline", models.sana), calls.sana, cfg="batched"),
+    Case("cogview4", _maker("CogView4Pipeline", models.cogview4), calls.sd, cfg="two-call"),
+    Case(
         "dit",
-        _maker("DiTPipeline", models.dit, ddim, **_DIT_PARTS),
-        _dit,
+        _maker("DiTPipeline", models.dit, ddim, vae=models.vae),
+        calls.dit,
         cfg="batched",
         sizes={"a": (8, 8)},
         callback=False,
@@ -303,8 +178,8 @@ _ALL = (
     ),
     Case(
         "dit_heun",
-        _maker("DiTPipeline", models.dit, diffusers.HeunDiscreteScheduler, **_DIT_PARTS),
-        _dit,
+        _maker("DiTPipeline", models.dit, diffusers.HeunDiscreteScheduler, vae=models.vae),
+        calls.dit,
         cfg="batched",
         sizes={"a": (8, 8)},
         callback=False,
@@ -313,7 +188,7 @@ _ALL = (
     Case(
         "sd15",
         _maker("StableDiffusionPipeline", models.unet, ddim, "unet", **_UNET),
-        _sd,
+        calls.sd,
         cfg="batched",
         family="unet",
         denoiser_names=("unet",),
@@ -327,7 +202,7 @@ _ALL = (
             diffusers.EulerDiscreteScheduler,
             "unet",
         ),
-        _sdxl,
+        calls.sdxl,
         cfg="batched",
         family="unet",
         denoiser_names=("unet",),

@@ -1,18 +1,21 @@
 """A tiny Flux pipeline that decodes to PIL pictures, and shots with ready-made embeddings."""
 
+from pathlib import Path
 from typing import Any
 
 import diffusers
 import torch
+import transformers
 
 from accel.shot import Shot
-from tests.tiny.models import POOLED_DIM, TEXT_DIM, flux
+from accel.zoo.vocabulary import CLIP_LENGTH, clip_tokenizer, t5_tokenizer
+from tests.tiny.models import POOLED_DIM, TEXT_DIM, flux, shaken
 
 SIDE_PX = 32
 TOKENS = 5
 
 
-def flux_pictures(scheduler: Any = None, *, seed: int = 0) -> Any:
+def flux_pictures(scheduler: Any = None, *, seed: int = 0, **text: Any) -> Any:
     """Returns a stock FluxPipeline of random weights whose pictures are 32 pixels wide."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -26,14 +29,12 @@ def flux_pictures(scheduler: Any = None, *, seed: int = 0) -> Any:
             scaling_factor=1.0,
             shift_factor=0.0,
         )
+    names = ("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
     pipe = diffusers.FluxPipeline(
         scheduler=scheduler or diffusers.FlowMatchEulerDiscreteScheduler(),
         vae=vae.eval().requires_grad_(requires_grad=False),
-        text_encoder=None,
-        tokenizer=None,
-        text_encoder_2=None,
-        tokenizer_2=None,
         transformer=flux(seed),
+        **dict.fromkeys(names) | text,
     )
     pipe.set_progress_bar_config(disable=True)
     return pipe
@@ -50,3 +51,39 @@ def shot(index: int = 0, *, steps: int = 8, **more: Any) -> Shot:
         "num_inference_steps": steps,
     }
     return Shot(prompt="", seed=index, arguments=arguments | more)
+
+
+def talking_flux() -> Any:
+    """Returns `flux_pictures` with tiny text encoders, so that it takes prompts."""
+    clip_words, t5_words = clip_tokenizer(), t5_tokenizer()
+    clip = transformers.CLIPTextConfig(
+        vocab_size=len(clip_words),
+        hidden_size=POOLED_DIM,
+        intermediate_size=16,
+        projection_dim=POOLED_DIM,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=CLIP_LENGTH,
+        eos_token_id=clip_words.eos_token_id,
+    )
+    t5 = transformers.T5Config(
+        vocab_size=len(t5_words),
+        d_model=TEXT_DIM,
+        d_kv=8,
+        d_ff=16,
+        num_layers=1,
+        num_heads=2,
+        is_encoder_decoder=False,
+    )
+    return flux_pictures(
+        text_encoder=shaken(transformers.CLIPTextModel(clip)),
+        tokenizer=clip_words,
+        text_encoder_2=shaken(transformers.T5EncoderModel(t5)),
+        tokenizer_2=t5_words,
+    )
+
+
+def save_folder(folder: Path) -> Path:
+    """Returns the folder, into which it has saved `talking_flux`."""
+    talking_flux().save_pretrained(folder)
+    return folder

@@ -1,0 +1,246 @@
+"""Train the denoiser and both text encoders of scenes-flux on a CPU, resumably.
+
+`python -m accel.zoo.train_scenes_flux --minutes 75 --vae FOLDER --out FOLDER`
+
+Flow matching (arXiv 2210.02747): x = (1 - sigma) data + sigma noise, target noise - data. The
+first part of the time is spent at half resolution, where a step costs a quarter. Schedules run on
+elapsed seconds, so training ends on time however busy the machine is.
+"""
+
+import argparse
+import copy
+import logging
+import random
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from accel.zoo.blueprint import new_clip, new_t5, new_transformer, save_pipeline
+from accel.zoo.latent_pool import LatentPool, TokenBatch
+from accel.zoo.train_judge import channels_last
+from accel.zoo.training_attention import MatmulAttention
+from accel.zoo.vocabulary import T5_LENGTH
+
+if TYPE_CHECKING:
+    from diffusers import AutoencoderKL
+
+HALF_SHARE = 0.5
+BATCH = {True: 64, False: 32}
+FRESH = {True: 24, False: 12}
+FIRST_POOL = {True: 4096, False: 1536}
+PEAK_LR = {"muon": 2.5e-3, "adam": 1e-3}
+WARMUP_STEPS = 60
+DECAY_FROM = 0.4
+MATRIX = 2
+EMA_DECAY = 0.998
+LONG = 128
+RARE_LENGTHS = ((0.01, 512), (0.02, 128), (0.035, 64), (0.05, 48))
+CHECKPOINT_S = 300
+REPORT_STEPS = 50
+
+log = logging.getLogger(__name__)
+
+
+class Learner(nn.Module):
+    """The trained parts of the pipeline, together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transformer = new_transformer()
+        self.clip = new_clip()
+        self.t5 = new_t5()
+
+    def loss(self, batch: TokenBatch, *, half: bool) -> Tensor:
+        """Mean squared error of the predicted velocity, a scalar."""
+        clean = batch.latents
+        sigma = sample_sigma(len(clean))
+        noise = torch.randn_like(clean)
+        mix = sigma[:, None, None]
+        with torch.autocast("cpu", torch.bfloat16):
+            text = self.t5(batch.t5_ids)[0]
+            velocity = self.transformer(
+                hidden_states=(1 - mix) * clean + mix * noise,
+                encoder_hidden_states=text,
+                pooled_projections=self.clip(batch.clip_ids).pooler_output,
+                timestep=sigma,
+                img_ids=image_ids(half=half),
+                txt_ids=torch.zeros(text.shape[1], 3),
+                return_dict=False,
+            )[0]
+        error: Tensor = velocity.float() - (noise - clean)
+        return error.square().mean()
+
+
+def sample_sigma(count: int) -> Tensor:
+    """Noise levels in 0..1: logit-normal about 0.57, one in six uniform."""
+    sigma = torch.sigmoid(0.3 + torch.randn(count))
+    return torch.where(torch.rand(count) < 1 / 6, torch.rand(count), sigma)
+
+
+def image_ids(*, half: bool) -> Tensor:
+    """Positions [N, 3] of 16 x 16 patches, or of 8 x 8 patches laid over the same square."""
+    axis = 2.0 * torch.arange(8) + 0.5 if half else torch.arange(16.0)
+    ids = torch.zeros(len(axis), len(axis), 3)
+    ids[..., 1] = axis[:, None]
+    ids[..., 2] = axis[None, :]
+    return ids.flatten(0, 1)
+
+
+def optimizers(learner: Learner) -> dict[str, torch.optim.Optimizer]:
+    """Muon for the blocks' matrices, AdamW for everything else."""
+    hidden: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for name, weight in learner.named_parameters():
+        in_block = "transformer_blocks" in name and "norm" not in name
+        (hidden if in_block and weight.ndim == MATRIX else rest).append(weight)
+    return {
+        "muon": torch.optim.Muon(
+            hidden, lr=PEAK_LR["muon"], weight_decay=0.02, adjust_lr_fn="match_rms_adamw"
+        ),
+        "adam": torch.optim.AdamW(rest, lr=PEAK_LR["adam"], betas=(0.9, 0.98), weight_decay=0.01),
+    }
+
+
+@dataclass(slots=True)
+class Run:
+    """A training run: what is learnt, how far it is, and where it is kept."""
+
+    out: Path
+    vae: "AutoencoderKL"
+    learner: Learner = field(default_factory=Learner)
+    ema: Learner = field(init=False)
+    optimizers: dict[str, torch.optim.Optimizer] = field(init=False)
+    step: int = 0
+    seconds: float = 0.0
+    samples: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
+
+    def __post_init__(self) -> None:
+        """Copy the weights to be averaged, and continue from a checkpoint if there is one."""
+        self.ema = copy.deepcopy(self.learner)
+        self.learner.transformer.set_attn_processor(MatmulAttention())
+        self.optimizers = optimizers(self.learner)
+        if self._checkpoint.exists():
+            self._restore(torch.load(self._checkpoint, weights_only=True))
+
+    @property
+    def _checkpoint(self) -> Path:
+        return self.out / "checkpoint.pt"
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        self.learner.load_state_dict(saved["learner"])
+        self.ema.load_state_dict(saved["ema"])
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(saved["optimizers"][name])
+        self.step, self.seconds = saved["step"], saved["seconds"]
+        self.samples = dict(saved["samples"])
+
+    def save(self) -> None:
+        """Write the checkpoint, and the averaged weights as a pipeline folder."""
+        saved = {
+            "learner": self.learner.state_dict(),
+            "ema": self.ema.state_dict(),
+            "optimizers": {name: o.state_dict() for name, o in self.optimizers.items()},
+            "step": self.step,
+            "seconds": self.seconds,
+            "samples": self.samples,
+        }
+        unfinished = self._checkpoint.with_suffix(".part")
+        torch.save(saved, unfinished)
+        unfinished.replace(self._checkpoint)
+        parts = (self.vae, self.ema.transformer, self.ema.clip, self.ema.t5)
+        save_pipeline(self.out / "scenes-flux", *parts)
+
+    def update(self, batch: TokenBatch, *, half: bool, spent: float) -> float:
+        """Take one step; `spent` is the share of the time that has gone. Returns the loss."""
+        warm = min(1.0, (self.step + 1) / WARMUP_STEPS)
+        rate = warm * min(1.0, (1 - spent) / (1 - DECAY_FROM))
+        for name, peak in PEAK_LR.items():
+            for group in self.optimizers[name].param_groups:
+                group["lr"] = peak * rate
+        loss = self.learner.loss(batch, half=half)
+        self.learner.zero_grad()
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(self.learner.parameters(), 1.0)
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+        self._average()
+        self.step += 1
+        self.samples[half] += len(batch.latents)
+        return loss.item()
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        decay = min(EMA_DECAY, (1 + self.step) / (10 + self.step))
+        averaged: list[Tensor] = list(self.ema.parameters())
+        current: list[Tensor] = list(self.learner.parameters())
+        torch._foreach_lerp_(averaged, current, 1 - decay)
+
+
+def text_length(draw: float) -> int:
+    """How many T5 tokens a batch has: 24, rarely more; `draw` is uniform in 0..1."""
+    return next((length for limit, length in RARE_LENGTHS if draw < limit), T5_LENGTH)
+
+
+def train(run: Run, minutes: float) -> None:
+    """Train until `minutes` of wall clock, over all resumed parts, are spent."""
+    budget_s = 60 * minutes
+    lengths = random.Random(run.step)
+    pool: LatentPool | None = None
+    losses: list[float] = []
+    clock = saved_at = time.monotonic()
+    while run.seconds < budget_s:
+        half = run.seconds < HALF_SHARE * budget_s
+        if pool is None or pool.half != half:
+            pool = LatentPool(run.vae, half=half, seed=run.step)
+            pool.grow(FIRST_POOL[half])
+        pool.grow(FRESH[half])
+        length = text_length(lengths.random())
+        batch = pool.draw(BATCH[half] // (4 if length >= LONG else 1), length)
+        loss = run.update(batch, half=half, spent=run.seconds / budget_s)
+        losses = [*losses[1 - REPORT_STEPS :], loss]
+        now = time.monotonic()
+        run.seconds += now - clock
+        clock = now
+        if run.step % REPORT_STEPS == 0 or run.step == 1:
+            _report(run, losses, half=half)
+        if now - saved_at > CHECKPOINT_S:
+            run.save()
+            saved_at = now
+    run.save()
+
+
+def _report(run: Run, losses: list[float], *, half: bool) -> None:
+    log.info(
+        "step %d loss %.4f seconds %.0f samples %s %s",
+        run.step,
+        sum(losses) / len(losses),
+        run.seconds,
+        run.samples,
+        "half" if half else "full",
+    )
+
+
+def main() -> None:
+    """Train or continue, and leave a pipeline folder in `--out`."""
+    from diffusers import AutoencoderKL
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=75.0)
+    parser.add_argument("--vae", type=Path, required=True, help="folder written by train_vae")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("medium")
+    options.out.mkdir(parents=True, exist_ok=True)
+    vae = AutoencoderKL.from_pretrained(options.vae).eval()
+    channels_last(vae)
+    train(Run(options.out, vae), options.minutes)
+
+
+if __name__ == "__main__":
+    main()
