@@ -14,6 +14,7 @@ from accel.compare import Comparison, Pair
 from accel.compare_pictures import encode, png
 from accel.compare_table import decibels
 from accel.control import Control
+from accel.metrics import Summary
 from accel.record import prepare_folder, write_atomically
 from accel.report import Decision, Report
 
@@ -101,10 +102,10 @@ def _tiles(comparison: Comparison) -> str:
     ratio, summary = comparison.ratio, comparison.summary
     tiles = (
         (
-            f"{ratio.of_medians:.2f}×",
+            f"{ratio.paired.median:.2f}×",
             f"as fast ({ratio.paired.p20:.2f} to {ratio.paired.p80:.2f})",
         ),
-        (decibels(summary.psnr_mean), f"PSNR in dB, worst {decibels(summary.psnr_worst)}"),
+        (decibels(summary.psnr_mean), _psnr_words(summary)),
         (f"{summary.ssim_mean:.4f}", f"SSIM, worst {summary.ssim_worst:.4f}"),
         (f"{comparison.skipped_share:.0%}", "of the blocks skipped"),
     )
@@ -112,6 +113,12 @@ def _tiles(comparison: Comparison) -> str:
         f'<div class="card tile"><b>{big}</b><span>{under}</span></div>' for big, under in tiles
     )
     return f'<div class="tiles">{"".join(cells)}</div>'
+
+
+def _psnr_words(summary: Summary) -> str:
+    if summary.identical == summary.count:
+        return "to the unaccelerated pictures"
+    return f"PSNR in dB, worst {decibels(summary.psnr_worst)}"
 
 
 def _verdicts(comparison: Comparison) -> str:

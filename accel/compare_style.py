@@ -32,7 +32,7 @@ code, .number { font-variant-numeric: tabular-nums; }
   background: var(--card); border: 1px solid var(--line); border-radius: 12px; padding: 20px;
 }
 .tiles {
-  display: grid; grid-template-columns: repeat(auto-fit, minmax(190px, 1fr)); gap: 14px;
+  display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 14px;
   margin: 22px 0;
 }
 .tile b { display: block; font-size: 1.9rem; line-height: 1.2; font-variant-numeric: tabular-nums; }
@@ -58,8 +58,10 @@ tr.ours td { font-weight: 650; }
   align-items: baseline; margin-bottom: 14px;
 }
 .shows {
-  display: grid; grid-template-columns: repeat(auto-fill, minmax(230px, 1fr)); gap: 18px;
+  display: grid; grid-template-columns: repeat(auto-fill, minmax(180px, 1fr)); gap: 18px;
 }
+.shows figure:first-child { grid-column: span 2; }
+@media (max-width: 480px) { .shows figure:first-child { grid-column: auto; } }
 figure { margin: 0; }
 figcaption { font-size: .875rem; color: var(--soft); margin-top: 6px; }
 figcaption b { color: var(--ink); }
@@ -106,10 +108,11 @@ button:focus-visible, summary:focus-visible { outline: 3px solid var(--accent); 
 .reused { background: var(--reused); color: var(--on-reused); }
 .forecast { background: var(--forecast); color: var(--on-forecast); }
 .forced { background: var(--forced); color: var(--on-forced); }
+.legend span { display: inline-flex; align-items: center; }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 18px; font-size: .875rem; color: var(--soft); }
 .legend i {
   display: inline-grid; place-items: center; width: 18px; height: 18px; border-radius: 4px;
-  margin-right: 6px; font: 600 11px/1 system-ui, sans-serif; vertical-align: -4px;
+  margin-right: 6px; font: 600 11px/1 system-ui, sans-serif;
 }
 details { margin-top: 12px; font-size: .9rem; }
 summary { cursor: pointer; color: var(--accent); }

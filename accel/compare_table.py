@@ -42,9 +42,9 @@ def facts(comparison: "Comparison") -> tuple[tuple[str, str], ...]:
     calls = sum(report.calls for report in comparison.reports)
     reused = sum(report.reused for report in comparison.reports)
     speed = (
-        f"{ratio.of_medians:.2f} times (A/B of medians; pairs {ratio.paired.median:.2f}, 20th to "
-        f"80th percentile {ratio.paired.p20:.2f} to {ratio.paired.p80:.2f}, "
-        f"{len(ratio.paired.samples)} pairs in turns)"
+        f"{ratio.paired.median:.2f} times: median of {len(ratio.paired.samples)} pairs A/B in "
+        f"turns, 20th to 80th percentile {ratio.paired.p20:.2f} to {ratio.paired.p80:.2f} "
+        f"(A/B of medians {ratio.of_medians:.2f})"
     )
     skipped = (
         f"{comparison.skipped_share:.0%} of the blocks; "
@@ -59,7 +59,13 @@ def facts(comparison: "Comparison") -> tuple[tuple[str, str], ...]:
         ("device", comparison.device),
     ]
     unavailable = [control for control in comparison.controls if control.unavailable]
-    return (*found, *(("no control", control.unavailable) for control in unavailable))
+    # The first picture speaks for all: what is worth a note differs only in its numbers.
+    notes = [note for report in comparison.pairs[0].reports for note in report.warnings]
+    return (
+        *found,
+        *(("no control", control.unavailable) for control in unavailable),
+        *(("note", note) for note in notes),
+    )
 
 
 def text(comparison: "Comparison") -> str:
@@ -114,7 +120,7 @@ def _verdicts(comparison: "Comparison") -> Iterator[str]:
             "Skipped work is worth less than its bookkeeping here, or the machine is busy."
         )
     else:
-        yield f"{ratio.of_medians:.2f} times as fast; {_quality_sentence(comparison.summary)}"
+        yield f"{ratio.paired.median:.2f} times as fast; {_quality_sentence(comparison.summary)}"
     if comparison.engaged:
         yield from _control_verdicts(comparison)
     if not comparison.off_is_exact:

@@ -6,20 +6,21 @@ from typing import Any
 
 import accel
 from accel.method import Method
-from caching import DBCache, FirstBlockCache
+from caching import DBCache, FirstBlockCache, Newton
 
 
 class Contender:
     """Something that can be on a pipeline for a while and tell how many calls it skipped."""
 
     name = ""
+    steps: int | None = None
 
     @contextmanager
     def on(self, pipe: Any) -> Iterator[None]:
         """Installs it inside the `with`."""
         raise NotImplementedError
 
-    def reused(self, pipe: Any) -> int | None:
+    def reused(self) -> int | None:
         """Denoiser calls of the last generation that reused work, where it can be told."""
         return None
 
@@ -38,7 +39,7 @@ class Accel(Contender):
             yield
             self.report = handle.report
 
-    def reused(self, pipe: Any) -> int | None:
+    def reused(self) -> int | None:
         return self.report.reused
 
 
@@ -89,20 +90,37 @@ class CacheDit(Contender):
         finally:
             cache_dit.disable_cache(pipe)
 
-    def reused(self, pipe: Any) -> int | None:
+    def reused(self) -> int | None:
         return self._cached
 
 
-def contenders(threshold: float, *, head: int = 2, warmup: int = 4) -> list[Contender]:
-    """Ours and theirs: twice with equal settings, then ours with its own guards and forecasts."""
-    from caching import Newton
+class Fewer(Contender):
+    """Fewer steps, with some scheduler, instead of a cache."""
 
+    def __init__(self, name: str, scheduler: Any, steps: int) -> None:
+        self.name = f"{steps} steps, {name}"
+        self.scheduler = scheduler
+        self.steps = steps
+
+    @contextmanager
+    def on(self, pipe: Any) -> Iterator[None]:
+        own, pipe.scheduler = pipe.scheduler, self.scheduler
+        try:
+            yield
+        finally:
+            pipe.scheduler = own
+
+
+def contenders(threshold: float, *, with_cache_dit: bool) -> list[Contender]:
+    """Ours and theirs: twice with equal settings, then ours with its own guards and forecasts."""
     bare = {"threshold": threshold, "tail": 0, "max_streak": None, "min_steps": 0, "batch": "mean"}
+    head, warmup = 2, 4
+    theirs = [CacheDit(threshold, head=head, warmup=warmup)] if with_cache_dit else []
     return [
         Accel("accel FirstBlockCache, equal settings", FirstBlockCache(**bare, warmup=0)),
         Diffusers(threshold),
         Accel("accel DBCache, equal settings", DBCache(**bare, head=head, warmup=warmup)),
-        CacheDit(threshold, head=head, warmup=warmup),
+        *theirs,
         Accel("accel FirstBlockCache", FirstBlockCache(threshold=threshold)),
         Accel(
             "accel FirstBlockCache, Newton(1)",

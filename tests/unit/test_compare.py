@@ -95,6 +95,7 @@ def test_the_table_prints_every_number_of_the_record(compared: Comparison) -> No
     text = str(compared)
     quality = compared.summary
     for number in (
+        f"{compared.ratio.paired.median:.2f} times",
         f"{compared.ratio.of_medians:.2f}",
         f"{quality.psnr_mean:.2f}",
         f"{quality.psnr_worst:.2f}",
@@ -117,6 +118,7 @@ def test_a_method_that_never_engages_is_said_to_do_nothing(pipe: Any) -> None:
     found = compare(pipe, [shot(0, steps=3)], [NEVER], rounds=1)
     assert not found.engaged
     assert told(found).startswith("Nothing engaged")
+    assert found.pairs[0].reports[0].warnings[0] in str(found)
     assert "control" not in told(found)
     assert found.summary.psnr_mean == math.inf
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["quality"]["psnr_mean"] is None
