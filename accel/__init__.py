@@ -1,5 +1,6 @@
 """Faster generation with diffusion models, without training: `accel.patch(pipe)`."""
 
+from accel import zoo
 from accel.api import patch, status, unpatch
 from accel.errors import (
     AccelBusyError,
@@ -35,6 +36,7 @@ __all__ = [
     "presets",
     "status",
     "unpatch",
+    "zoo",
 ]
 
 check_siblings()

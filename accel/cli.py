@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"accel: error: {error}", file=sys.stderr)
         return int(getattr(error, "exit_code", _WRONG_REQUEST))
     except KeyboardInterrupt:
-        print("accel: interrupted; what was finished is kept", file=sys.stderr)
+        kept = "; finished pictures are kept, start again for the others"
+        print(f"accel: interrupted{kept * (options.command == 'generate')}", file=sys.stderr)
         return _INTERRUPTED
 
 

@@ -41,7 +41,7 @@ def save(comparison: Comparison, folder: Path) -> Path:
         OptionError: the folder cannot be written to.
     """
     prepare_folder(folder)
-    gain = compare_pictures.gain_for(pair.score.max_error for pair in comparison.pairs)
+    gain = _gain(comparison)
     for name, content in _files(comparison, gain):
         write_atomically(folder / name, content)
     report = {**comparison.to_dict(), "difference_gain": gain}
@@ -54,7 +54,7 @@ def save(comparison: Comparison, folder: Path) -> Path:
 
 def page(comparison: Comparison) -> str:
     """Returns the whole page, pictures and all, as HTML."""
-    gain = compare_pictures.gain_for(pair.score.max_error for pair in comparison.pairs)
+    gain = _gain(comparison)
     pairs = "".join(_pair(comparison, place, gain) for place in range(len(comparison.pairs)))
     title = f"{comparison.model}, accelerated"
     return f"""<!doctype html>
@@ -78,6 +78,11 @@ The same noise on both sides.</p>
 <div class="card">{_facts(comparison)}</div>
 </main><script>{compare_style.JS}</script></body></html>
 """
+
+
+def _gain(comparison: Comparison) -> int:
+    pairs = comparison.pairs
+    return compare_pictures.gain_for(compare_pictures.apart(p.plain, p.fast) for p in pairs)
 
 
 def _files(comparison: Comparison, gain: int) -> Iterator[tuple[str, bytes]]:
@@ -189,8 +194,8 @@ def _heat(content: bytes, pair: Pair, gain: int) -> str:
     stops = ", ".join(f"rgb({r}, {g}, {b})" for r, g, b in ramp.tolist())
     return f"""<figure>{_image(content, pair.plain, "difference")}
 <div class="ramp" style="background: linear-gradient(to right, {stops})"></div>
-<figcaption><b>Difference, {gain} times</b>: from 0 to {1 / gain:.3f} of the full range,
-largest {pair.score.max_error:.3f}</figcaption></figure>"""
+<figcaption><b>Difference, {gain} times</b>: yellow is {1 / gain:.3f} of the full range
+or more, the largest is {pair.score.max_error:.3f}</figcaption></figure>"""
 
 
 def _control(control: Control, place: int) -> str:

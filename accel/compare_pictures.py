@@ -13,6 +13,7 @@ from accel.metrics import Picture
 MAX_GAIN = 32
 """Differences are never shown more than this many times as strong as they are."""
 
+_KEPT = 0.99
 # Dark violet over red to pale yellow: ordered in lightness, so that every kind of eye can read it.
 _HEAT = (
     (0, 0, 4),
@@ -38,17 +39,26 @@ def encode(values: NDArray[np.uint8]) -> bytes:
     return stream.getvalue()
 
 
+def apart(plain: Picture, fast: Picture) -> NDArray[np.float64]:
+    """Returns the largest difference of any channel `[H, W]`, 0..1.
+
+    Raises:
+        OptionError: the pictures differ in size.
+    """
+    first, second = metrics.pixels_of_both(plain, fast)
+    found: NDArray[np.float64] = (first - second).abs()[0].amax(dim=0).numpy()
+    return found
+
+
 def difference(plain: Picture, fast: Picture, gain: float) -> NDArray[np.uint8]:
-    """Returns the heat map `[H, W, 3]` of the largest difference of any channel, times `gain`.
+    """Returns the heat map `[H, W, 3]` of `apart`, times `gain`.
 
     Black is no difference; pale yellow is a difference of `1 / gain` of the full range or more.
 
     Raises:
         OptionError: the pictures differ in size.
     """
-    first, second = metrics.pixels_of_both(plain, fast)
-    apart = (first - second).abs()[0].amax(dim=0).numpy()
-    return heat(np.minimum(apart * gain, 1.0))
+    return heat(np.minimum(apart(plain, fast) * gain, 1.0))
 
 
 def heat(values: NDArray[np.float64]) -> NDArray[np.uint8]:
@@ -59,12 +69,13 @@ def heat(values: NDArray[np.float64]) -> NDArray[np.uint8]:
     return np.stack(channels, axis=-1).round().astype(np.uint8)
 
 
-def gain_for(errors: Iterable[float]) -> int:
-    """Returns one gain for all pairs, so that the largest of their errors just reaches the top.
+def gain_for(differences: Iterable[NDArray[np.float64]]) -> int:
+    """Returns one gain for all pairs, so that all but their largest differences can be told apart.
 
-    A whole number from 1 to `MAX_GAIN`; that too where nothing differs.
+    One value in a hundred may saturate: edges that move by a pixel differ by nearly the full
+    range, and would leave everything else black. A whole number from 1 to `MAX_GAIN`.
     """
-    largest = max(errors, default=0.0)
+    largest = max((float(np.quantile(values, _KEPT)) for values in differences), default=0.0)
     return MAX_GAIN if largest * MAX_GAIN <= 1.0 else max(int(1.0 / largest), 1)
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 HEADER = ("", "steps", "seconds", "PSNR dB", "worst", "SSIM", "worst")
 """The columns of `rows`; a judge adds its own."""
 
+# Blocks differ in cost; still, a speed-up this much above what their number gives is noise.
+_EXPLAINED = 1.25
 # A control this much closer counts as better; less is within what other prompts would change.
 _CLEARLY_DB = 0.1
 
@@ -121,6 +123,11 @@ def _verdicts(comparison: "Comparison") -> Iterator[str]:
         )
     else:
         yield f"{ratio.paired.median:.2f} times as fast; {_quality_sentence(comparison.summary)}"
+    if comparison.engaged and ratio.paired.median * (1 - comparison.skipped_share) > _EXPLAINED:
+        yield (
+            f"No faith in {ratio.paired.median:.2f} times: skipping {comparison.skipped_share:.0%} "
+            "of the blocks does not explain it. The machine was busy; measure with more --rounds."
+        )
     if comparison.engaged:
         yield from _control_verdicts(comparison)
     if not comparison.off_is_exact:

@@ -9,14 +9,14 @@ import argparse
 import logging
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from accel.record import write_record
+from accel.record import read_record, write_record
 from accel.zoo.catalogue import card, load
 from accel.zoo.judge import Judge, Score
 from accel.zoo.scenes import Scene, sample_scenes
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 STEPS = (50, 28, 20, 14, 10, 7, 5)
 SOLVERS = ("own", "unipc", "dpm")
 CONVERGED_STEPS = 140
-GUIDANCE = (1.0, 1.5, 2.0, 3.0)
+BATCH = 32
+GUIDANCE = (1.0, 2.0, 3.0)
 RECORD = Path("tests/benchmarks/records")
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ def use_solver(pipe: "FluxPipeline", solver: str) -> None:
 
 
 def generate(
-    pipe: "FluxPipeline", scenes: Sequence[Scene], call: dict[str, Any], batch: int = 32
+    pipe: "FluxPipeline", scenes: Sequence[Scene], call: dict[str, Any], batch: int = BATCH
 ) -> Tensor:
     """Pictures of the scenes, [B, 3, 64, 64] in 0..1; prompt i has a CPU generator with seed i."""
     pictures = []
@@ -100,6 +101,16 @@ def accuracy_curves(
             curves.setdefault(solver, {})[str(steps)] = found
             log.info("%s %d steps: %s", solver, steps, found)
     return curves
+
+
+def headline(
+    pipe: "FluxPipeline", judge: Judge, scenes: Sequence[Scene], call: dict[str, Any]
+) -> dict[str, float]:
+    """Accuracies of the recommended call."""
+    use_solver(pipe, "own")
+    found = figures(judge.score(generate(pipe, scenes, call), scenes))
+    log.info("recommended call, %d prompts: %s", len(scenes), found)
+    return found
 
 
 def psnr_curves(
@@ -156,37 +167,50 @@ def seconds_per_image(pipe: "FluxPipeline", call: dict[str, Any], rounds: int = 
     return statistics.median(taken[1:])
 
 
-def main() -> None:
-    """Run everything and write the record."""
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name")
     parser.add_argument("--prompts", type=int, default=256)
+    parser.add_argument("--curve-prompts", type=int, default=256)
     parser.add_argument("--psnr-prompts", type=int, default=32)
     parser.add_argument("--guidance-prompts", type=int, default=64)
     parser.add_argument("--out", type=Path, default=RECORD)
-    options = parser.parse_args()
+    parser.add_argument("--only", nargs="+", help="stages to run; the record keeps the others")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run every stage, or those of `--only`, and write the record."""
+    options = _options()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     call = card(options.name).call
     judge, scenes = Judge.load(), sample_scenes(options.prompts)
     half, full = load(options.name, torch.bfloat16), load(options.name, torch.float32)
     for pipe in (half, full):
         pipe.set_progress_bar_config(disable=True)
-    results = {
-        "guidance": guidance_look(half, judge, scenes[: options.guidance_prompts], call),
-        "accuracy": accuracy_curves(half, judge, scenes, call),
-        "psnr_db": psnr_curves(full, scenes[: options.psnr_prompts], call),
-        "seconds_per_image_fp32_p50": round(seconds_per_image(full, call), 4),
+    curve, few = scenes[: options.curve_prompts], scenes[: options.psnr_prompts]
+    stages: dict[str, Callable[[], Any]] = {
+        "guidance": lambda: guidance_look(half, judge, scenes[: options.guidance_prompts], call),
+        "recommended": lambda: headline(half, judge, scenes, call),
+        "psnr_db": lambda: psnr_curves(full, few, call),
+        "accuracy": lambda: accuracy_curves(half, judge, curve, call),
+        "seconds_per_image_fp32_p50": lambda: round(seconds_per_image(full, call), 4),
     }
     config = {
         "pipeline": options.name,
         "call": call,
         "converged_steps": CONVERGED_STEPS,
-        "accuracy": {"dtype": "bfloat16", "prompts": options.prompts, "batch": 32},
-        "psnr": {"dtype": "float32", "prompts": options.psnr_prompts, "batch": 32},
+        "accuracy": {"dtype": "bfloat16", "batch": BATCH, "prompts": len(scenes)},
+        "curve_prompts": len(curve),
+        "guidance_prompts": options.guidance_prompts,
+        "psnr": {"dtype": "float32", "batch": BATCH, "prompts": len(few)},
     }
     path = options.out / f"zoo-{options.name}.json"
-    seeds = list(range(options.prompts))
-    log.info("wrote %s", write_record(path, f"zoo {options.name}", config, seeds, results))
+    results = read_record(path)["results"] if options.only and path.exists() else {}
+    # Written after every stage: an interrupted evaluation keeps what it has measured.
+    for stage in options.only or stages:
+        results[stage] = stages[stage]()
+        write_record(path, f"zoo {options.name}", config, list(range(len(scenes))), results)
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ class Judge(nn.Module):
 
     @torch.inference_mode()
     def score(self, images: Tensor, scenes: Sequence[Scene]) -> Score:
-        """Judge every item of every scene.
+        """Judge every item of every scene, by the picture and its mirror image together.
 
         `images` is [B, 3, 64, 64] in 0..1, one image for each scene.
 
@@ -90,7 +90,10 @@ class Judge(nn.Module):
         if tuple(images.shape) != expected:
             raise ValueError(f"images are {tuple(images.shape)}; these scenes need {expected}.")
         windows, kinds, colours = questions(images.float(), scenes)
-        kind_logits, colour_logits = self(windows)
+        kind_logits, colour_logits = (
+            seen + mirrored
+            for seen, mirrored in zip(self(windows), self(windows.flip(-1)), strict=True)
+        )
         return Score(
             tuple((kind_logits.argmax(-1) == kinds).tolist()),
             tuple((colour_logits.argmax(-1) == colours).tolist()),
@@ -139,9 +142,10 @@ def _window(signal: Tensor, region: Region) -> Tensor:
 
 
 def judge_loss(judge: Judge, images: Tensor, scenes: Sequence[Scene]) -> Tensor:
-    """Cross entropy of kinds plus that of colours, a scalar."""
+    """Cross entropy of kinds plus that of colours, a scalar; half of the windows are mirrored."""
     windows, kinds, colours = questions(images, scenes)
-    kind_logits, colour_logits = judge(windows)
+    mirror = torch.rand(len(windows), 1, 1, 1) < 1 / 2
+    kind_logits, colour_logits = judge(torch.where(mirror, windows.flip(-1), windows))
     return functional.cross_entropy(kind_logits, kinds) + functional.cross_entropy(
         colour_logits, colours
     )

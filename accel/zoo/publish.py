@@ -90,35 +90,32 @@ _PROMPT = "a large red ankle boot above a small blue bag on a navy ground"
 
 
 def _figures(figures: dict[str, Any], steps: int) -> list[str]:
-    """Tables of accuracy and PSNR, or a line saying that there are none."""
+    """What was measured, stage by stage, or a line saying that nothing was."""
     if not figures:
         return ["Not evaluated yet: run `python -m accel.zoo.evaluate scenes-flux`."]
-    accuracy, psnr = figures["accuracy"], figures["psnr_db"]
-    lines = [
-        "Garment kind / colour that the judge recognises, on held-out prompts:",
-        "",
-        "| steps | " + " | ".join(accuracy) + " |",
-        "| --- |" + " --- |" * len(accuracy),
-    ]
-    for count in accuracy["own"]:
-        cells = [
-            f"{row[count]['kind']:.1%} / {row[count]['colour']:.1%}" for row in accuracy.values()
+    lines = []
+    if best := figures.get("recommended"):
+        lines += [
+            "On held-out prompts and with the recommended call the judge recognises",
+            f"{best['kind']:.1%} of the garments and {best['colour']:.1%} of the colours,",
+            f"both at once in {best['both']:.1%}.",
+            "",
         ]
-        lines.append(f"| {count} | " + " | ".join(cells) + " |")
-    lines += [
-        "",
-        f"Mean PSNR in dB to the {steps}-step output / to the converged solution:",
-        "",
-        "| steps | " + " | ".join(psnr) + " |",
-        "| --- |" + " --- |" * len(psnr),
-    ]
-    for count in psnr["own"]:
-        cells = [
-            f"{row[count]['recommended_mean']} / {row[count]['converged_mean']}"
-            for row in psnr.values()
-        ]
-        lines.append(f"| {count} | " + " | ".join(cells) + " |")
+    if accuracy := figures.get("accuracy"):
+        lines += ["Garment / colour by solver and number of steps:", ""]
+        lines += _table(accuracy, "{0[kind]:.1%} / {0[colour]:.1%}")
+    if psnr := figures.get("psnr_db"):
+        lines += [f"Mean PSNR in dB to the {steps}-step output / to the converged solution:", ""]
+        lines += _table(psnr, "{0[recommended_mean]} / {0[converged_mean]}")
     return lines
+
+
+def _table(curves: dict[str, dict[str, dict[str, float]]], cell: str) -> list[str]:
+    """Markdown rows, one for each number of steps, and one column for each solver."""
+    rows = [["steps", *curves], ["---"] * (len(curves) + 1)]
+    counts = next(iter(curves.values()))
+    rows += [[count, *(cell.format(row[count]) for row in curves.values())] for count in counts]
+    return [*(f"| {' | '.join(row)} |" for row in rows), ""]
 
 
 def main() -> None:

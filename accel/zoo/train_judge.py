@@ -18,7 +18,7 @@ from accel.zoo.judge import WEIGHTS, Judge, Score, judge_loss
 from accel.zoo.scenes import Scene, Split, random_scene, render, sample_scenes
 
 BATCH = 72
-PEAK_LR = 2e-3
+PEAK_LR = 1e-3
 SHEET_SIDE = 8
 IMAGE_DIMS = 4
 
@@ -35,9 +35,9 @@ def augment(images: Tensor) -> Tensor:
     """The images with noise, blur and brightness as an imperfect generator might leave them."""
     count = len(images)
     blurred = functional.avg_pool2d(images, 3, stride=1, padding=1, count_include_pad=False)
-    images = torch.lerp(images, blurred, torch.rand(count, 1, 1, 1))
+    images = torch.lerp(images, blurred, 0.6 * torch.rand(count, 1, 1, 1))
     images = images * (1 + 0.1 * (torch.rand(count, 1, 1, 1) - 0.5))
-    return (images + 0.08 * torch.rand(count, 1, 1, 1) * torch.randn_like(images)).clamp(0, 1)
+    return (images + 0.05 * torch.rand(count, 1, 1, 1) * torch.randn_like(images)).clamp(0, 1)
 
 
 def channels_last(model: nn.Module) -> None:
@@ -47,11 +47,14 @@ def channels_last(model: nn.Module) -> None:
             weight.data = weight.data.contiguous(memory_format=torch.channels_last)
 
 
-def train(minutes: float, seed: int = 0) -> Judge:
-    """A judge trained for `minutes` of wall clock, its learning rate falling to zero."""
+def train(minutes: float, start: Path | None = None, seed: int = 0) -> Judge:
+    """A judge trained for `minutes` of wall clock, its learning rate falling to zero.
+
+    `start` holds weights to go on from.
+    """
     torch.manual_seed(seed)
     rng, grammar = np.random.default_rng(seed), random.Random(seed)
-    judge = Judge().train()
+    judge = (Judge() if start is None else Judge.load(start)).train()
     channels_last(judge)
     optimizer = torch.optim.AdamW(judge.parameters(), lr=PEAK_LR, weight_decay=0.02)
     started, step, spent = time.monotonic(), 0, 0.0
@@ -94,10 +97,12 @@ def main() -> None:
     """Train, save weights and fixture, and write the held-out accuracy next to them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=2.0)
+    parser.add_argument("--start", type=Path, help="weights to go on from")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=WEIGHTS.parent)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    judge = train(options.minutes)
+    judge = train(options.minutes, options.start, options.seed)
     weights = {name: w.half().contiguous() for name, w in judge.state_dict().items()}
     options.out.mkdir(parents=True, exist_ok=True)
     save_file(weights, options.out / WEIGHTS.name)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import accel
-from tests.conformance.support import FEW, VARIED, engaging, fresh, pairs, patched
+from tests.conformance.support import FEW, MODULES, VARIED, engaging, fresh, pairs, patched
 from tests.tiny import CASES, Case, Pipeline
 from tests.tiny.observe import Births, failing, traces
 
@@ -127,7 +127,7 @@ def _survivors(case: Case, pipe: Pipeline, at_call: int | None) -> list[tuple[in
     return shapes
 
 
-@pairs(FEW)
+@pairs(MODULES)
 @pytest.mark.parametrize("at_call", [None, 3], ids=["ends", "fails"])
 def test_features_are_freed_when_a_generation_ends_or_fails(
     case: Case, name: str, at_call: int | None

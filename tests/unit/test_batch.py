@@ -184,9 +184,14 @@ def test_too_many_failures_stop_the_run(tmp_path: Path, pipe: Any) -> None:
 
 
 def test_a_pipeline_that_loses_pictures_is_a_failure(tmp_path: Path, pipe: Any) -> None:
-    more = ARGUMENTS | {"num_images_per_prompt": 2}
-    tally = run(job(tmp_path, "one", arguments=more), pipe)
-    assert tally.failed == 1
+    def lossy(**arguments: Any) -> Any:
+        output = pipe(**arguments)
+        output.images = output.images[1:] or output.images * 2
+        return output
+
+    tally = run(job(tmp_path, "one", "two", batch_size=2), lossy)
+    assert tally.failed == 2
+    assert "1 pictures were asked for, 2 came back" in tally.reason
     assert list(tmp_path.glob("*.png")) == []
 
 

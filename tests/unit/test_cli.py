@@ -267,6 +267,38 @@ def test_compare_writes_a_folder_that_stands_alone(
     assert names == {"report.html", "report.json", *pictures}
 
 
+def test_generate_reads_guidance_and_can_do_without_acceleration(
+    tmp_path: Path, prompts: str, model: str, capsys: Capture
+) -> None:
+    out = str(tmp_path / "out")
+    line = ["generate", "--prompts", prompts, "--out", out, "--model", model, "--dry-run"]
+    assert main([*line, "--plain", "--guidance", "2.5"]) == 0
+    shown = capsys.readouterr().out
+    assert "'guidance_scale': 2.5" in shown
+    assert "acceleration  none" in shown
+
+
+def test_compare_reads_prompts_from_a_file(
+    tmp_path: Path, prompts: str, model: str, capsys: Capture
+) -> None:
+    line = ["compare", "--model", model, "--prompts-file", prompts, "--no-controls"]
+    out = ["--out", str(tmp_path / "out"), "--rounds", "1"]
+    assert main([*line, *out, "--steps", "1", "--size", "32", "--device", "cpu"]) == 0
+    assert "pictures      2" in capsys.readouterr().out
+
+
+def test_the_bundled_model_is_compared_and_judged(tmp_path: Path) -> None:
+    method = "FirstBlockCache(threshold=1.0, warmup=1, tail=1, min_steps=1)"
+    line = ["compare", "--count", "1", "--rounds", "1", "--steps", "4", "--device", "cpu"]
+    assert main([*line, "--method", method, "--out", str(tmp_path)]) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["model"] == "scenes-flux"
+    assert report["off_is_exact"]
+    assert report["engaged"]
+    assert report["judged"].keys() == {"plain", "fast", "own", "multistep"}
+    assert report["judged"]["plain"].keys() == {"kind", "colour"}
+
+
 def shots(*prompts: str, **arguments: Any) -> list[Shot]:
     return [Shot(prompt=prompt, seed=0, arguments=arguments) for prompt in prompts]
 

@@ -143,6 +143,16 @@ def test_each_control_gets_a_plain_verdict(
     assert sum(verdict in sentence for sentence in found.verdicts) == 2
 
 
+def test_a_speed_that_the_skipped_blocks_do_not_explain_is_not_believed(
+    compared: Comparison,
+) -> None:
+    limit = 1.25 / (1.0 - compared.skipped_share)
+    found = replace(compared, ratio=Ratio.of([limit * 1.01], [1.0]))
+    assert "No faith in" in told(found)
+    found = replace(compared, ratio=Ratio.of([limit * 0.99], [1.0]))
+    assert "No faith in" not in told(found)
+
+
 def test_a_speed_within_the_spread_is_called_unclear(compared: Comparison) -> None:
     found = replace(compared, ratio=Ratio.of([1.0, 1.0, 1.0], [0.5, 1.0, 1.1]))
     assert told(found).startswith("No clear speed-up")
@@ -261,10 +271,17 @@ def test_a_folder_that_cannot_be_written_is_refused(compared: Comparison, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("errors", "gain"), [([0.0], 32), ([0.01, 0.001], 32), ([0.1, 0.25], 4), ([0.9], 1), ([], 32)]
+    ("differences", "gain"),
+    [([0.0], 32), ([0.01, 0.001], 32), ([0.1, 0.25], 4), ([0.9], 1), ([], 32)],
 )
-def test_one_gain_shows_the_largest_difference_in_full(errors: list[float], gain: int) -> None:
-    assert compare_pictures.gain_for(errors) == gain
+def test_one_gain_shows_all_but_the_largest_differences(
+    differences: list[float], gain: int
+) -> None:
+    maps = [np.full((20, 20), value) for value in differences]
+    assert compare_pictures.gain_for(maps) == gain
+    for values in maps:
+        values[0, 0] = 1.0
+    assert compare_pictures.gain_for(maps) == gain
 
 
 def test_the_difference_is_dark_where_nothing_differs_and_brightest_at_the_top() -> None:

@@ -18,8 +18,10 @@ from accel.session import Generation, Session
 from accel.sites import BlockIO, Kind, Site, Streams
 from tests.unit.toys import Pair, Scale
 
+ONE_STREAM = BlockIO()
 
-def layered(module, *hooks, kind=Kind.BLOCK, io=BlockIO()):
+
+def layered(module, *hooks, kind=Kind.BLOCK, io=ONE_STREAM):
     session = Session("Toy", None)
     session.generation = Generation(Clock(), Timeline("Toy", (), 0))
     layer = Layer(Site(kind, "block", module, io), session)

@@ -115,11 +115,15 @@ def test_a_second_thread_is_refused_where_waiting_is_off():
     assert "Chain" in errors[0]
 
 
+def _fill_and_fail(generation):
+    generation.state((1, "", "0"), list).append("kept")
+    raise KeyboardInterrupt
+
+
 def test_state_ends_with_its_generation_even_after_an_error():
     session = Session("Toy", None)
     with pytest.raises(KeyboardInterrupt), session.open(Clock(), Timeline("Toy", (), 0)) as gen:
-        gen.state((1, "", "0"), list).append("kept")
-        raise KeyboardInterrupt
+        _fill_and_fail(gen)
     assert session.generation is None
     assert gen._states == {}
 

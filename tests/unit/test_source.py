@@ -105,3 +105,35 @@ def test_pickled_weights_are_not_read(tmp_path: Path, folder: Path) -> None:
     torch.save({}, copy / "transformer" / "diffusion_pytorch_model.bin")
     with pytest.raises(source.SetupError, match="Only safetensors"):
         source.find(str(copy)).load("cpu")
+
+
+def test_the_bundled_model_brings_prompts_and_arguments() -> None:
+    found = source.find("scenes-flux")
+    assert (found.kind, found.class_name) == ("zoo", "FluxPipeline")
+    assert found.identity.startswith("scenes-flux@")
+    assert len(set(found.prompts(3))) == 3
+    assert found.call["num_inference_steps"] > 0
+
+
+def test_a_fault_of_ours_passes_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OptionError("ours")
+
+    monkeypatch.setattr("diffusers.DiffusionPipeline.from_pretrained", refuse)
+    with pytest.raises(OptionError, match="ours"):
+        source.find(str(folder)).load("cpu")
+
+
+def test_a_bar_that_was_hidden_stays_hidden(folder: Path) -> None:
+    from diffusers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    try:
+        logging.disable_progress_bar()
+        source.find(str(folder)).load("cpu")
+        assert not logging.is_progress_bar_enabled()
+        logging.enable_progress_bar()
+        source.find(str(folder)).load("cpu")
+        assert logging.is_progress_bar_enabled()
+    finally:
+        (logging.enable_progress_bar if shown else logging.disable_progress_bar)()

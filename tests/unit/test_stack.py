@@ -54,7 +54,7 @@ def test_the_change_is_measured_from_the_last_computed_step_not_from_the_last_st
 
 
 def test_tail_blocks_run_on_the_reused_features():
-    # Head 2, tail 1: the kept residual is that of the middle block, 6 - 2 = 4; the tail multiplies by 5.
+    # The kept residual is that of the middle block, 6 - 2 = 4; the tail multiplies by 5.
     method = DBCache(head=1, tail_blocks=1, threshold=0.05, **OPEN)
     outputs, calls, _ = run(method, ones(1, 1.01))
     assert outputs == pytest.approx([30, (2.02 + 4) * 5])
@@ -208,7 +208,7 @@ def test_bad_block_counts_are_refused():
 
 
 def test_too_few_blocks_are_refused_with_their_number():
-    with pytest.raises(accel.AccelUnsupportedError, match="at least 4 .* has 3 blocks"):
-        model = Chain(2, 3, 5)
-        handle = accel.patch(model, DBCache(head=2, tail_blocks=1))
+    model = Chain(2, 3, 5)
+    handle = accel.patch(model, DBCache(head=2, tail_blocks=1))
+    with pytest.raises(accel.AccelUnsupportedError, match=r"at least 4 .* has 3 blocks"):
         drive(model, handle, ones(1))

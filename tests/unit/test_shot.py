@@ -1,0 +1,44 @@
+"""A shot gives the same picture every time, and knows how many steps it takes."""
+
+from typing import Any
+
+import pytest
+
+from accel import metrics
+from accel.errors import AccelUnsupportedError
+from accel.shot import DEFAULT_STEPS, Shot, pictures, steps_of
+from tests.unit.tiny_pictures import flux_pictures, shot
+
+
+class Thirty:
+    """A pipeline whose signature names its number of steps."""
+
+    def __call__(self, prompt: str, num_inference_steps: int = 30) -> Any:
+        """Returns nothing."""
+
+
+class Silent:
+    """A pipeline whose signature names none."""
+
+    def __call__(self, prompt: str) -> Any:
+        """Returns nothing."""
+
+
+def test_a_shot_repeats_itself_with_any_number_of_steps() -> None:
+    pipe = flux_pictures()
+    asked = shot(3, steps=3)
+    assert metrics.score(asked.run(pipe), asked.run(pipe)).identical
+    assert metrics.score(asked.run(pipe), asked.run(pipe, steps=3)).identical
+    assert not metrics.score(asked.run(pipe), asked.run(pipe, steps=2)).identical
+
+
+def test_steps_are_those_asked_for_or_those_of_the_signature() -> None:
+    assert steps_of(Thirty(), Shot(prompt="x", seed=0, arguments={"num_inference_steps": 7})) == 7
+    assert steps_of(Thirty(), Shot(prompt="x", seed=0)) == 30
+    assert steps_of(Silent(), Shot(prompt="x", seed=0)) == DEFAULT_STEPS
+
+
+@pytest.mark.parametrize("output", [object(), (1, 2)])
+def test_what_holds_no_pictures_is_refused(output: object) -> None:
+    with pytest.raises(AccelUnsupportedError, match="without images"):
+        pictures(output)
