@@ -208,7 +208,7 @@ def _wrapper(layer: Layer) -> Callable[..., Any]:
 
     @functools.wraps(inner)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
+        if is_compiling():  # pragma: no cover -- the compiler reads this, nobody runs it
             return eager(layer, args, kwargs)
         generation = session.generation
         if generation is None or generation.thread != get_ident() or layer.wrapper is not forward:

@@ -29,7 +29,7 @@ def methods() -> dict[str, type[Method]]:
 def _quality() -> tuple[Method, ...]:
     from caching import FirstBlockCache
 
-    return (FirstBlockCache(threshold=0.05),)
+    return (FirstBlockCache(threshold=0.06),)
 
 
 def _balanced() -> tuple[Method, ...]:
@@ -41,7 +41,7 @@ def _balanced() -> tuple[Method, ...]:
 def _fast() -> tuple[Method, ...]:
     from caching import FirstBlockCache
 
-    return (FirstBlockCache(threshold=0.2),)
+    return (FirstBlockCache(threshold=0.15),)
 
 
 _PRESETS: dict[str, tuple[str, Callable[[], tuple[Method, ...]]]] = {

@@ -2,6 +2,9 @@
 
 `python -m accel.zoo.train_scenes_flux --minutes 75 --vae FOLDER --out FOLDER`
 
+The same command goes on from the checkpoint in `--out`; `--start accel/zoo/scenes-flux` goes on
+from the shipped weights where that is lost.
+
 Flow matching (arXiv 2210.02747): x = (1 - sigma) data + sigma noise, target noise - data. The
 first part of the time is spent at half resolution, where a step costs a quarter. Schedules run on
 elapsed seconds, so training ends on time however busy the machine is.
@@ -73,6 +76,18 @@ class Learner(nn.Module):
             )[0]
         error: Tensor = velocity.float() - (noise - clean)
         return error.square().mean()
+
+
+def trained_learner(folder: Path) -> Learner:
+    """The learner that a pipeline folder holds, in float32, to go on from."""
+    from diffusers import FluxTransformer2DModel
+    from transformers import CLIPTextModel, T5EncoderModel
+
+    learner = Learner()
+    learner.transformer = FluxTransformer2DModel.from_pretrained(folder, subfolder="transformer")
+    learner.clip = CLIPTextModel.from_pretrained(folder, subfolder="text_encoder")
+    learner.t5 = T5EncoderModel.from_pretrained(folder, subfolder="text_encoder_2")
+    return learner.float().train()
 
 
 def sample_sigma(count: int) -> Tensor:
@@ -185,7 +200,7 @@ def text_length(draw: float) -> int:
     return next((length for limit, length in RARE_LENGTHS if draw < limit), T5_LENGTH)
 
 
-def train(run: Run, minutes: float) -> None:
+def train(run: Run, minutes: float, half_share: float = HALF_SHARE) -> None:
     """Train until `minutes` of wall clock, over all resumed parts, are spent."""
     budget_s = 60 * minutes
     lengths = random.Random(run.step)
@@ -193,7 +208,7 @@ def train(run: Run, minutes: float) -> None:
     losses: list[float] = []
     clock = saved_at = time.monotonic()
     while run.seconds < budget_s:
-        half = run.seconds < HALF_SHARE * budget_s
+        half = run.seconds < half_share * budget_s
         if pool is None or pool.half != half:
             pool = LatentPool(run.vae, half=half, seed=run.step)
             pool.grow(FIRST_POOL[half])
@@ -232,6 +247,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=75.0)
     parser.add_argument("--vae", type=Path, required=True, help="folder written by train_vae")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--start", type=Path, help="pipeline folder to go on from, no checkpoint")
+    parser.add_argument(
+        "--half-share", type=float, default=HALF_SHARE, help="share of the time at half resolution"
+    )
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.manual_seed(0)
@@ -239,7 +258,8 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     vae = AutoencoderKL.from_pretrained(options.vae).eval()
     channels_last(vae)
-    train(Run(options.out, vae), options.minutes)
+    learner = Learner() if options.start is None else trained_learner(options.start)
+    train(Run(options.out, vae, learner), options.minutes, options.half_share)
 
 
 if __name__ == "__main__":

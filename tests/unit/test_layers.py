@@ -72,6 +72,24 @@ def test_streams_are_found_and_replaced_however_they_are_passed(keyword):
     assert (float(context), float(hidden)) == (6, 6)
 
 
+def test_a_one_stream_module_runs_on_the_stream_it_is_given():
+    module = Scale(2)
+    layered(module, (0, lambda call: call.proceed(Streams(call.hidden + 4))))
+    assert float(module(X)) == 10
+
+
+def test_a_call_tells_where_it_happens():
+    module, seen = Scale(2), []
+
+    def note(call):
+        seen.append((call.site.path, call.step, call.num_steps, call.sigma, call.branch))
+        return call.proceed()
+
+    layered(module, (0, note))
+    module(X)
+    assert seen == [("block", 0, None, None, "0")]
+
+
 def test_removal_leaves_every_key_as_it_was():
     module = Scale(2)
     before = dict(module.__dict__)
