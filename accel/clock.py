@@ -87,9 +87,9 @@ def noise_levels(scheduler: Any) -> tuple[float, ...]:
     count = len(timesteps)
     sigmas = getattr(scheduler, "sigmas", None)
     if sigmas is not None and len(sigmas) >= count:
-        return tuple(float(sigma) for sigma in sigmas[:count])
+        return tuple(sigmas[:count].tolist())
     alphas = getattr(scheduler, "alphas_cumprod", None)
     if alphas is None:
         return tuple(float(count - index) for index in range(count))
     chosen = alphas[torch.as_tensor(timesteps, device="cpu").long().clamp(0, len(alphas) - 1)]
-    return tuple(float(sigma) for sigma in ((1 - chosen) / chosen).sqrt())
+    return tuple(((1 - chosen) / chosen).sqrt().tolist())

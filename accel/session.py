@@ -144,7 +144,7 @@ class Session:
         A second thread waits its turn, or is refused if `wait` is off.
 
         Raises:
-            AccelBusyError: if another thread is generating and this session does not wait.
+            AccelBusyError: if another thread is generating and `wait` is off.
         """
         if not self._lock.acquire(blocking=wait):
             raise AccelBusyError(

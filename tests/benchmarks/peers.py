@@ -1,7 +1,8 @@
 """The same cache as installed by accel, diffusers and cache-dit, with equal settings."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import accel
@@ -9,16 +10,15 @@ from accel.method import Method
 from caching import DBCache, FirstBlockCache, Newton
 
 
-class Contender:
+class Contender(ABC):
     """Something that can be on a pipeline for a while and tell how many calls it skipped."""
 
     name = ""
     steps: int | None = None
 
-    @contextmanager
-    def on(self, pipe: Any) -> Iterator[None]:
+    @abstractmethod
+    def on(self, pipe: Any) -> AbstractContextManager[None]:
         """Installs it inside the `with`."""
-        raise NotImplementedError
 
     def reused(self) -> int | None:
         """Denoiser calls of the last generation that reused work, where it can be told."""
