@@ -31,6 +31,8 @@ class FirstBlockCache(Method):
         max_streak: most reused evaluations in a row, or None for no limit.
         min_steps: schedules of at most this many evaluations compute throughout.
         batch: "worst" lets the sample that changed most decide, "mean" the mean over the batch.
+        joint: whether the further guidance calls of a step follow the first one's decision. Errors
+            that both branches make at the same step largely cancel in the guided prediction.
         predictor: `Hold()` reuses the residual, `Newton(1)` extrapolates it along the noise
             schedule.
 
@@ -44,6 +46,7 @@ class FirstBlockCache(Method):
     max_streak: int | None = 3
     min_steps: int = 8
     batch: str = "worst"
+    joint: bool = True
     predictor: Predictor = field(default=Hold())
 
     order: ClassVar[int] = 100
@@ -60,6 +63,10 @@ class FirstBlockCache(Method):
         if self.batch not in ("worst", "mean"):
             raise OptionError(
                 f"{type(self).__name__}: batch is {self.batch!r}; expected 'worst' or 'mean'."
+            )
+        if not isinstance(self.joint, bool):
+            raise OptionError(
+                f"{type(self).__name__}: joint is {self.joint!r}; expected True or False."
             )
         if not isinstance(self.predictor, Predictor):
             raise OptionError(
@@ -89,6 +96,7 @@ class FirstBlockCache(Method):
             max_streak=self.max_streak,
             min_steps=self.min_steps,
             batch=self.batch,
+            joint=self.joint,
             predictor=self.predictor,
         )
         yield from StackCache(rule, blocks).bind(model)

@@ -17,6 +17,8 @@ from caching.guards import must_compute
 from caching.predictor import Predictor, Sample
 from caching.snapshot import Snapshot
 
+_FOLLOWS = "as the other branch of this step"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackRule:
@@ -30,6 +32,7 @@ class StackRule:
     max_streak: int | None
     min_steps: int
     batch: str
+    joint: bool
     predictor: Predictor
 
 
@@ -61,6 +64,14 @@ class _Memory:
         """Bytes held between calls."""
         kept = sum(sample.value.nbytes for samples in self.residuals.values() for sample in samples)
         return kept + (0 if self.probe is None else self.probe.nbytes)
+
+
+@dataclass(slots=True)
+class _Verdict:
+    """What the first guidance branch of a step decided; with `joint`, the others follow."""
+
+    step: int = -1
+    skip: bool = False
 
 
 class StackCache:
@@ -119,31 +130,51 @@ class StackCache:
 
     def _decide(self, call: Call, memory: _Memory, change: Tensor | None) -> None:
         reason, value = self._refusal(call, memory, change)
+        agreed = self._agreed(call, reason)
+        # Only a measured, finite change can be overruled; every other reason to compute stands.
+        if value is not None and math.isfinite(value):
+            reason = agreed
         memory.skip = reason is None
         if reason is None:
-            memory.streak += 1
-            run, action = self._blocks - self._skippable, self.rule.predictor.action
-            call.decide(
-                action,
-                f"change below {self.rule.threshold:g}",
-                value=value,
-                blocks_run=run,
-                blocks_skipped=self._skippable,
-            )
-            return
+            self._note_reuse(call, memory, value)
+        else:
+            self._note_compute(call, memory, reason, value)
+            memory.probe = change
+
+    def _agreed(self, call: Call, reason: str | None) -> str | None:
+        """Why the call computes, once the first guidance branch of the step has been heard."""
+        verdict = call.generation.state((id(self), "", "every branch"), _Verdict)
+        if verdict.step != call.step:
+            verdict.step, verdict.skip = call.step, reason is None
+        elif self.rule.joint and verdict.skip != (reason is None):
+            return None if verdict.skip else _FOLLOWS
+        return reason
+
+    def _note_reuse(self, call: Call, memory: _Memory, value: float | None) -> None:
+        memory.streak += 1
+        below = value is not None and value < self.rule.threshold
+        call.decide(
+            self.rule.predictor.action,
+            f"change below {self.rule.threshold:g}" if below else _FOLLOWS,
+            value=value,
+            blocks_run=self._blocks - self._skippable,
+            blocks_skipped=self._skippable,
+        )
+
+    def _note_compute(self, call: Call, memory: _Memory, reason: str, value: float | None) -> None:
+        memory.check, memory.streak = memory.streak > 0, 0
         broken = value is not None and not math.isfinite(value)
-        forced = value is None or broken or value < self.rule.threshold
         if broken:
             call.generation.timeline.warn(
                 "non-finite features were computed anew instead of reused"
             )
+        asked = value is not None and value >= self.rule.threshold
         call.decide(
-            "forced" if forced and self.rule.threshold > 0 else "computed",
+            "computed" if asked or self.rule.threshold <= 0 else "forced",
             reason,
             value=None if broken else value,
             blocks_run=self._blocks,
         )
-        memory.check, memory.streak, memory.probe = memory.streak > 0, 0, change
 
     def _refusal(
         self, call: Call, memory: _Memory, change: Tensor | None
@@ -176,7 +207,9 @@ class StackCache:
         if self.rule.threshold <= 0:
             return call.proceed()
         if ends[0]:
-            memory.entry[number] = Snapshot.take(call.streams, copied=memory.copied)
+            # Skipped blocks hand on their input itself, which a model may add to in place.
+            copied = memory.copied or memory.skip
+            memory.entry[number] = Snapshot.take(call.streams, copied=copied)
         if memory.skip:
             return self._skip(call, memory, number, last=ends[1])
         output = call.proceed()

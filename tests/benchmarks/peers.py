@@ -123,6 +123,10 @@ def contenders(threshold: float, *, with_cache_dit: bool) -> list[Contender]:
         *theirs,
         Accel("accel FirstBlockCache", FirstBlockCache(threshold=threshold)),
         Accel(
+            "accel FirstBlockCache, branches apart",
+            FirstBlockCache(threshold=threshold, joint=False),
+        ),
+        Accel(
             "accel FirstBlockCache, Newton(1)",
             FirstBlockCache(threshold=threshold, predictor=Newton(order=1)),
         ),

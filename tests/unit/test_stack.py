@@ -190,6 +190,7 @@ def test_a_bad_threshold_is_refused(threshold):
         {"max_streak": 0},
         {"min_steps": -2},
         {"batch": "best"},
+        {"joint": "yes"},
         {"predictor": "hold"},
     ],
 )
@@ -212,3 +213,41 @@ def test_too_few_blocks_are_refused_with_their_number():
     handle = accel.patch(model, DBCache(head=2, tail_blocks=1))
     with pytest.raises(accel.AccelUnsupportedError, match=r"at least 4 .* has 3 blocks"):
         drive(model, handle, ones(1))
+
+
+def guided(method, *pairs):
+    """Returns the actions of one generation with two guidance calls an evaluation."""
+    model = Chain(2, 3, 5)
+    handle = accel.patch(model, method)
+    drive(model, handle, ones(1))
+    with handle.generation(len(pairs)):
+        for cond, uncond in pairs:
+            model(ones(cond)[0])
+            model(ones(uncond)[0])
+            handle.advance()
+    found = [(decision.branch, decision.action) for decision in handle.report.decisions]
+    return list(zip(found[::2], found[1::2], strict=True)), handle
+
+
+def test_the_second_guidance_call_follows_the_first_ones_decision():
+    method = FirstBlockCache(threshold=0.1, **OPEN)
+    # The first branch stays, then moves; the second does the opposite.
+    pairs, handle = guided(method, (1, 1), (1, 2), (2, 2))
+    assert [(a, b) for (_, a), (_, b) in pairs] == [
+        ("forced", "forced"),
+        ("reused", "reused"),
+        ("computed", "computed"),
+    ]
+    assert {a for (a, _), _ in pairs} == {"0"}
+    assert {b for _, (b, _) in pairs} == {"1"}
+    assert reasons(handle)[3] == "as the other branch of this step"
+
+
+def test_branches_decide_alone_without_joint():
+    pairs, _ = guided(FirstBlockCache(threshold=0.1, joint=False, **OPEN), (1, 1), (1, 2))
+    assert [(a, b) for (_, a), (_, b) in pairs][1] == ("reused", "computed")
+
+
+def test_a_branch_without_features_computes_whatever_the_other_one_does():
+    pairs, _ = guided(FirstBlockCache(threshold=0.1, **OPEN), (1, 1), (1, math.inf), (1, 1))
+    assert [(a, b) for (_, a), (_, b) in pairs][1] == ("reused", "forced")
