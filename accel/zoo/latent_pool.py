@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accel.zoo.scenes import random_scene
-from accel.zoo.train_judge import render_batch
+from accel.zoo.grounding import token_answers
+from accel.zoo.scenes import random_scene, render_owned
 from accel.zoo.train_vae import encode, halved
 from accel.zoo.vocabulary import CLIP_LENGTH, T5_LENGTH, clip_tokenizer, t5_tokenizer
 
@@ -18,13 +18,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 DROPOUT = 0.1
+SIDE_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Packed latents [B, N, 16] with the token ids of both encoders, [B, 32] and [B, T]."""
+    """Packed latents [B, N, 16] with the token ids of both encoders, [B, 32] and [B, T].
+
+    `answers` [B, N, 2] says what each picture token shows, see `token_answers`.
+    """
 
     latents: Tensor
+    answers: Tensor
     clip_ids: Tensor
     t5_ids: Tensor
 
@@ -48,6 +53,7 @@ class LatentPool:
     seed: int
     capacity: int = 65_536
     _latents: list[Tensor] = field(default_factory=list)
+    _answers: list[Tensor] = field(default_factory=list)
     _clip_ids: list[Tensor] = field(default_factory=list)
     _t5_ids: list[Tensor] = field(default_factory=list)
     _grammar: random.Random = field(init=False)
@@ -63,13 +69,19 @@ class LatentPool:
     def grow(self, count: int) -> None:
         """Render and encode `count` fresh scenes."""
         scenes = [random_scene(self._grammar) for _ in range(count)]
-        images = render_batch(scenes, self._rng, "train")
+        drawn = [render_owned(scene, self._rng) for scene in scenes]
+        images = torch.from_numpy(np.stack([picture for picture, _ in drawn])).permute(0, 3, 1, 2)
+        side = SIDE_TOKENS // 2 if self.half else SIDE_TOKENS
+        self._answers.extend(
+            token_answers(scene, owners, side)
+            for scene, (_, owners) in zip(scenes, drawn, strict=True)
+        )
         latents = encode(self.vae, halved(images) if self.half else images)
         captions = [scene.caption() for scene in scenes]
         self._latents.extend(pack(latents).half())
         self._clip_ids.extend(self._encode(0, captions, CLIP_LENGTH))
         self._t5_ids.extend(self._encode(1, captions, T5_LENGTH))
-        for column in (self._latents, self._clip_ids, self._t5_ids):
+        for column in (self._latents, self._answers, self._clip_ids, self._t5_ids):
             del column[: max(0, len(column) - self.capacity)]
 
     def draw(self, batch: int, text_length: int) -> TokenBatch:
@@ -83,6 +95,7 @@ class LatentPool:
         padding = (0, text_length - T5_LENGTH)
         return TokenBatch(
             torch.stack([self._latents[i] for i in chosen]).float(),
+            torch.stack([self._answers[i] for i in chosen]),
             clip_ids,
             torch.nn.functional.pad(t5_ids, padding, value=0),
         )

@@ -215,15 +215,29 @@ def render(scene: Scene, rng: np.random.Generator, split: Split = "train") -> ND
     Raises:
         FileNotFoundError: Fashion-MNIST is not installed.
     """
+    return render_owned(scene, rng, split)[0]
+
+
+def render_owned(
+    scene: Scene, rng: np.random.Generator, split: Split = "train"
+) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+    """`render`, and whose each pixel is, [64, 64]: 0 for the ground, 1 and 2 for the items.
+
+    Raises:
+        FileNotFoundError: Fashion-MNIST is not installed.
+    """
     ground = np.array(_GROUND_RGB[scene.ground], dtype=np.float32)
     canvas = np.broadcast_to(ground, (SIDE_PX, SIDE_PX, 3)).copy()
+    owners = np.zeros((SIDE_PX, SIDE_PX), dtype=np.uint8)
     stock = garments(split)
-    for item, region in zip(scene.items, scene.regions(), strict=True):
+    for number, (item, region) in enumerate(zip(scene.items, scene.regions(), strict=True), 1):
         of_kind = stock[item.kind]
         shade = _shade(of_kind[rng.integers(len(of_kind))], SIZE_PX[item.size])
         top, left = _place(region, SIZE_PX[item.size], rng)
-        _paint(canvas[top : top + len(shade), left : left + len(shade)], shade, item.colour)
-    return canvas
+        patch = np.s_[top : top + len(shade), left : left + len(shade)]
+        opacity = _paint(canvas[patch], shade, item.colour)
+        owners[patch][opacity > 1 / 2] = number
+    return canvas, owners
 
 
 def _shade(garment: NDArray[np.uint8], side_px: int) -> NDArray[np.float32]:
@@ -245,10 +259,14 @@ def _place(region: Region, side_px: int, rng: np.random.Generator) -> tuple[int,
     return corner[0], corner[1]
 
 
-def _paint(patch: NDArray[np.float32], shade: NDArray[np.float32], colour: str) -> None:
-    """Lay the tinted garment over `patch` in place; bright parts are opaque."""
-    ramp = np.clip((shade - 0.04) / 0.18, 0.0, 1.0)
-    alpha = (ramp * ramp * (3.0 - 2.0 * ramp))[..., None]
+def _paint(
+    patch: NDArray[np.float32], shade: NDArray[np.float32], colour: str
+) -> NDArray[np.float32]:
+    """Lay the tinted garment over `patch` in place; returns its opacity, 1 where it is bright."""
+    ramp: NDArray[np.float32] = np.clip((shade - 0.04) / 0.18, 0.0, 1.0)
+    opacity = ramp * ramp * (3.0 - 2.0 * ramp)
+    alpha = opacity[..., None]
     tint = np.array(_COLOUR_RGB[colour], dtype=np.float32) * (0.35 + 0.65 * shade[..., None])
     patch *= 1.0 - alpha
     patch += alpha * tint
+    return opacity

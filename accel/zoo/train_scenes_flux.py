@@ -15,6 +15,8 @@ import copy
 import logging
 import random
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,15 +25,18 @@ import torch
 from torch import Tensor, nn
 
 from accel.zoo.blueprint import new_clip, new_t5, new_transformer, save_pipeline
+from accel.zoo.grounding import ITEM_CLASSES, Reader
 from accel.zoo.latent_pool import LatentPool, TokenBatch
 from accel.zoo.train_judge import channels_last
+from accel.zoo.train_text import train_text
 from accel.zoo.training_attention import MatmulAttention
 from accel.zoo.vocabulary import T5_LENGTH
 
 if TYPE_CHECKING:
-    from diffusers import AutoencoderKL
+    from diffusers import AutoencoderKL, FluxTransformer2DModel
 
 HALF_SHARE = 0.5
+TEXT_MINUTES = 4.0
 BATCH = {True: 64, False: 32}
 FRESH = {True: 24, False: 12}
 FIRST_POOL = {True: 4096, False: 1536}
@@ -41,6 +46,8 @@ DECAY_FROM = 0.4
 MATRIX = 2
 EMA_DECAY = 0.998
 LONG = 128
+MIDDLE_BLOCK = 1
+GROUNDING_WEIGHT = 0.1
 RARE_LENGTHS = ((0.01, 512), (0.02, 128), (0.035, 64), (0.05, 48))
 CHECKPOINT_S = 300
 REPORT_STEPS = 50
@@ -56,14 +63,15 @@ class Learner(nn.Module):
         self.transformer = new_transformer()
         self.clip = new_clip()
         self.t5 = new_t5()
+        self.reader = Reader(self.transformer.inner_dim, ITEM_CLASSES)
 
-    def loss(self, batch: TokenBatch, *, half: bool) -> Tensor:
-        """Mean squared error of the predicted velocity, a scalar."""
+    def losses(self, batch: TokenBatch, *, half: bool) -> tuple[Tensor, Tensor]:
+        """Mean squared error of the predicted velocity, and the grounding of the middle block."""
         clean = batch.latents
         sigma = sample_sigma(len(clean))
         noise = torch.randn_like(clean)
         mix = sigma[:, None, None]
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16), middle_output(self.transformer) as middle:
             text = self.t5(batch.t5_ids)[0]
             velocity = self.transformer(
                 hidden_states=(1 - mix) * clean + mix * noise,
@@ -75,7 +83,19 @@ class Learner(nn.Module):
                 return_dict=False,
             )[0]
         error: Tensor = velocity.float() - (noise - clean)
-        return error.square().mean()
+        return error.square().mean(), self.reader.loss(middle[0], batch.answers)
+
+
+@contextmanager
+def middle_output(transformer: "FluxTransformer2DModel") -> Iterator[list[Tensor]]:
+    """Collect the picture's hidden states [B, N, C] behind the block in the middle of the stack."""
+    seen: list[Tensor] = []
+    block = transformer.single_transformer_blocks[MIDDLE_BLOCK]
+    hook = block.register_forward_hook(lambda _block, _inputs, output: seen.append(output[1]))
+    try:
+        yield seen
+    finally:
+        hook.remove()
 
 
 def trained_learner(folder: Path) -> Learner:
@@ -169,23 +189,29 @@ class Run:
         parts = (self.vae, self.ema.transformer, self.ema.clip, self.ema.t5)
         save_pipeline(self.out / "scenes-flux", *parts)
 
-    def update(self, batch: TokenBatch, *, half: bool, spent: float) -> float:
-        """Take one step; `spent` is the share of the time that has gone. Returns the loss."""
+    def read_captions(self, minutes: float) -> None:
+        """Begin with the text encoders alone, see `train_text`."""
+        train_text(self.learner.clip, self.learner.t5, minutes)
+        self.ema.load_state_dict(self.learner.state_dict())
+        self.seconds += 60 * minutes
+
+    def update(self, batch: TokenBatch, *, half: bool, spent: float) -> tuple[float, float]:
+        """Take one step; `spent` is the share of the time that has gone. Returns both losses."""
         warm = min(1.0, (self.step + 1) / WARMUP_STEPS)
         rate = warm * min(1.0, (1 - spent) / (1 - DECAY_FROM))
         for name, peak in PEAK_LR.items():
             for group in self.optimizers[name].param_groups:
                 group["lr"] = peak * rate
-        loss = self.learner.loss(batch, half=half)
+        velocity, grounding = self.learner.losses(batch, half=half)
         self.learner.zero_grad()
-        torch.autograd.backward(loss)
+        torch.autograd.backward(velocity + GROUNDING_WEIGHT * grounding)
         torch.nn.utils.clip_grad_norm_(self.learner.parameters(), 1.0)
         for optimizer in self.optimizers.values():
             optimizer.step()
         self._average()
         self.step += 1
         self.samples[half] += len(batch.latents)
-        return loss.item()
+        return velocity.item(), grounding.item()
 
     @torch.no_grad()
     def _average(self) -> None:
@@ -205,7 +231,7 @@ def train(run: Run, minutes: float, half_share: float = HALF_SHARE) -> None:
     budget_s = 60 * minutes
     lengths = random.Random(run.step)
     pool: LatentPool | None = None
-    losses: list[float] = []
+    losses: list[tuple[float, float]] = []
     clock = saved_at = time.monotonic()
     while run.seconds < budget_s:
         half = run.seconds < half_share * budget_s
@@ -228,11 +254,11 @@ def train(run: Run, minutes: float, half_share: float = HALF_SHARE) -> None:
     run.save()
 
 
-def _report(run: Run, losses: list[float], *, half: bool) -> None:
+def _report(run: Run, losses: list[tuple[float, float]], *, half: bool) -> None:
     log.info(
-        "step %d loss %.4f seconds %.0f samples %s %s",
+        "step %d velocity %.4f grounding %.4f seconds %.0f samples %s %s",
         run.step,
-        sum(losses) / len(losses),
+        *(sum(column) / len(column) for column in zip(*losses, strict=True)),
         run.seconds,
         run.samples,
         "half" if half else "full",
@@ -249,6 +275,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--start", type=Path, help="pipeline folder to go on from, no checkpoint")
     parser.add_argument(
+        "--text-minutes", type=float, default=TEXT_MINUTES, help="time on captions alone, first"
+    )
+    parser.add_argument(
         "--half-share", type=float, default=HALF_SHARE, help="share of the time at half resolution"
     )
     options = parser.parse_args()
@@ -259,7 +288,10 @@ def main() -> None:
     vae = AutoencoderKL.from_pretrained(options.vae).eval()
     channels_last(vae)
     learner = Learner() if options.start is None else trained_learner(options.start)
-    train(Run(options.out, vae, learner), options.minutes, options.half_share)
+    run = Run(options.out, vae, learner)
+    if run.step == 0:
+        run.read_captions(options.text_minutes)
+    train(run, options.minutes, options.half_share)
 
 
 if __name__ == "__main__":

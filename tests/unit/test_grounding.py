@@ -1,0 +1,71 @@
+"""What training tells the zoo's models about words and picture tokens."""
+
+import math
+import random
+
+import numpy as np
+import torch
+
+from accel.zoo.grounding import (
+    REGIONS,
+    WORD_CLASSES,
+    Reader,
+    region_answers,
+    token_answers,
+    word_answers,
+)
+from accel.zoo.scenes import COLOURS, KINDS, SIZES, parse, random_scene
+from accel.zoo.vocabulary import T5_LENGTH, t5_tokenizer
+
+CAPTION = "small red trousers below a large blue ankle boot on a navy ground"
+TROUSERS = (1 + KINDS.index("trousers"), 1 + COLOURS.index("red"))
+BOOT = (1 + KINDS.index("ankle boot"), 1 + COLOURS.index("blue"))
+
+
+def test_words_tell_the_item_they_belong_to() -> None:
+    rows = [tuple(row) for row in word_answers(parse(CAPTION), 16).tolist()]
+    trousers = (*TROUSERS, 1 + SIZES.index("small"), 1 + REGIONS.index("bottom"))
+    boot = (*BOOT, 1 + SIZES.index("large"), 1 + REGIONS.index("top"))
+    none = (0, 0, 0, 0)
+    assert rows == [trousers] * 3 + [none] + [boot] * 5 + [none] * 7
+
+
+def test_every_word_is_one_token_so_that_answers_and_tokens_line_up() -> None:
+    tokenizer, grammar = t5_tokenizer(), random.Random(0)
+    for _ in range(200):
+        caption = random_scene(grammar).caption()
+        assert len(tokenizer(caption).input_ids) == len(caption.split()) + 1 <= T5_LENGTH
+
+
+def test_regions_without_an_item_have_no_answer() -> None:
+    answers = region_answers(parse(CAPTION)).unflatten(0, (5, 2))
+    assert tuple(answers[REGIONS.index("top")].tolist()) == BOOT
+    assert tuple(answers[REGIONS.index("bottom")].tolist()) == TROUSERS
+    assert answers.count_nonzero() == 4
+
+
+def test_picture_tokens_tell_whose_middle_they_lie_on() -> None:
+    owners = np.zeros((64, 64), dtype=np.uint8)
+    owners[2, 6], owners[62, 2] = 1, 2
+    kinds, colours = token_answers(parse(CAPTION), owners, 16).unbind(-1)
+    assert {i: int(kinds[i]) for i in kinds.nonzero().flatten().tolist()} == {
+        1: TROUSERS[0],
+        15 * 16: BOOT[0],
+    }
+    assert (int(colours[1]), int(colours[15 * 16])) == (TROUSERS[1], BOOT[1])
+
+
+def test_half_the_side_reads_middles_of_larger_tokens() -> None:
+    owners = np.zeros((64, 64), dtype=np.uint8)
+    owners[4, 12] = 1
+    answers = token_answers(parse(CAPTION), owners, 8)
+    assert answers.shape == (64, 2)
+    assert tuple(answers[1].tolist()) == TROUSERS
+
+
+def test_a_reader_that_knows_nothing_pays_for_every_class() -> None:
+    reader = Reader(8, WORD_CLASSES)
+    torch.nn.init.zeros_(reader.head.weight)
+    torch.nn.init.zeros_(reader.head.bias)
+    loss = reader.loss(torch.randn(3, 5, 8), torch.ones(3, 5, 4, dtype=torch.uint8))
+    assert math.isclose(loss.item(), sum(map(math.log, WORD_CLASSES)), rel_tol=1e-5)
