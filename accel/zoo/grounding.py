@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accel.zoo.scenes import COLOURS, KINDS, SIZES, Item, Scene
+from accel.zoo.scenes import COLOURS, GROUNDS, KINDS, SIZES, Item, Scene
 
 REGIONS = ("whole", "left", "right", "top", "bottom")
 ITEM_CLASSES = (len(KINDS) + 1, len(COLOURS) + 1)
-WORD_CLASSES = (*ITEM_CLASSES, len(SIZES) + 1, len(REGIONS) + 1)
+WORD_CLASSES = (*ITEM_CLASSES, len(SIZES) + 1, len(REGIONS) + 1, len(GROUNDS))
+CAPTION_CLASSES = (*ITEM_CLASSES * len(REGIONS), len(GROUNDS))
 
 
 class Reader(nn.Module):
@@ -45,25 +46,28 @@ def item_answers(item: Item) -> tuple[int, int]:
 
 
 def word_answers(scene: Scene, length: int) -> Tensor:
-    """[length, 4]: for each word of the caption its item's kind, colour, size and region.
+    """[length, 5]: for each word its item's kind, colour, size and region, and the ground.
 
-    Words between and after the items, and padding, have "none".
+    Words between and after the items, and padding, have the item "none".
     """
+    ground = GROUNDS.index(scene.ground)
+    none = (0, 0, 0, 0, ground)
     rows: list[tuple[int, ...]] = []
     for item, region in zip(scene.items, scene.regions(), strict=True):
-        row = (*item_answers(item), 1 + SIZES.index(item.size), 1 + REGIONS.index(region))
+        place = (1 + SIZES.index(item.size), 1 + REGIONS.index(region), ground)
         between = len(scene.relation.split()) if not rows else 0
-        rows += [row] * len(item.phrase().split()) + [(0, 0, 0, 0)] * between
-    rows += [(0, 0, 0, 0)] * (length - len(rows))
+        rows += [(*item_answers(item), *place)] * len(item.phrase().split()) + [none] * between
+    rows += [none] * (length - len(rows))
     return torch.tensor(rows, dtype=torch.uint8)
 
 
-def region_answers(scene: Scene) -> Tensor:
-    """[10]: for each of five regions the kind and the colour of the item there."""
+def caption_answers(scene: Scene) -> Tensor:
+    """[11]: for each of five regions the kind and the colour of the item there, and the ground."""
     answers = torch.zeros(len(REGIONS), 2, dtype=torch.uint8)
     for item, region in zip(scene.items, scene.regions(), strict=True):
         answers[REGIONS.index(region)] = torch.tensor(item_answers(item), dtype=torch.uint8)
-    return answers.flatten()
+    ground = torch.tensor([GROUNDS.index(scene.ground)], dtype=torch.uint8)
+    return torch.cat([answers.flatten(), ground])
 
 
 def token_answers(scene: Scene, owners: NDArray[np.uint8], side: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Train the denoiser and both text encoders of scenes-flux on a CPU, resumably.
+"""Train the text encoders of scenes-flux, then its denoiser, on a CPU, resumably.
 
 `python -m accel.zoo.train_scenes_flux --minutes 75 --vae FOLDER --out FOLDER`
 
@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from accel.zoo.blueprint import new_clip, new_t5, new_transformer, save_pipeline
 from accel.zoo.grounding import ITEM_CLASSES, Reader
 from accel.zoo.latent_pool import LatentPool, TokenBatch
 from accel.zoo.train_judge import channels_last
-from accel.zoo.train_text import train_text
+from accel.zoo.train_text import LONG, text_length, train_text
 from accel.zoo.training_attention import MatmulAttention
 from accel.zoo.vocabulary import T5_LENGTH
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from diffusers import AutoencoderKL, FluxTransformer2DModel
 
 HALF_SHARE = 0.5
-TEXT_MINUTES = 4.0
+TEXT_MINUTES = 5.0
 BATCH = {True: 64, False: 32}
 FRESH = {True: 24, False: 12}
 FIRST_POOL = {True: 4096, False: 1536}
@@ -45,10 +46,8 @@ WARMUP_STEPS = 60
 DECAY_FROM = 0.4
 MATRIX = 2
 EMA_DECAY = 0.998
-LONG = 128
 MIDDLE_BLOCK = 1
 GROUNDING_WEIGHT = 0.1
-RARE_LENGTHS = ((0.01, 512), (0.02, 128), (0.035, 64), (0.05, 48))
 CHECKPOINT_S = 300
 REPORT_STEPS = 50
 
@@ -72,11 +71,13 @@ class Learner(nn.Module):
         noise = torch.randn_like(clean)
         mix = sigma[:, None, None]
         with torch.autocast("cpu", torch.bfloat16), middle_output(self.transformer) as middle:
-            text = self.t5(batch.t5_ids)[0]
+            with torch.no_grad():
+                text = self.t5(batch.t5_ids)[0]
+                pooled = self.clip(batch.clip_ids).pooler_output
             velocity = self.transformer(
                 hidden_states=(1 - mix) * clean + mix * noise,
                 encoder_hidden_states=text,
-                pooled_projections=self.clip(batch.clip_ids).pooler_output,
+                pooled_projections=pooled,
                 timestep=sigma,
                 img_ids=image_ids(half=half),
                 txt_ids=torch.zeros(text.shape[1], 3),
@@ -125,11 +126,20 @@ def image_ids(*, half: bool) -> Tensor:
     return ids.flatten(0, 1)
 
 
+def compile_blocks(transformer: "FluxTransformer2DModel") -> None:
+    """Compile every block but the one that is hooked: a hook that comes and goes recompiles."""
+    read = transformer.single_transformer_blocks[MIDDLE_BLOCK]
+    for block in [*transformer.transformer_blocks, *transformer.single_transformer_blocks]:
+        if block is not read:
+            block.compile(dynamic=False)
+
+
 def optimizers(learner: Learner) -> dict[str, torch.optim.Optimizer]:
     """Muon for the blocks' matrices, AdamW for everything else."""
     hidden: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
-    for name, weight in learner.named_parameters():
+    trained = chain(learner.transformer.named_parameters(), learner.reader.named_parameters())
+    for name, weight in trained:
         in_block = "transformer_blocks" in name and "norm" not in name
         (hidden if in_block and weight.ndim == MATRIX else rest).append(weight)
     return {
@@ -157,6 +167,7 @@ class Run:
         """Copy the weights to be averaged, and continue from a checkpoint if there is one."""
         self.ema = copy.deepcopy(self.learner)
         self.learner.transformer.set_attn_processor(MatmulAttention())
+        compile_blocks(self.learner.transformer)
         self.optimizers = optimizers(self.learner)
         if self._checkpoint.exists():
             self._restore(torch.load(self._checkpoint, weights_only=True))
@@ -221,11 +232,6 @@ class Run:
         torch._foreach_lerp_(averaged, current, 1 - decay)
 
 
-def text_length(draw: float) -> int:
-    """How many T5 tokens a batch has: 24, rarely more; `draw` is uniform in 0..1."""
-    return next((length for limit, length in RARE_LENGTHS if draw < limit), T5_LENGTH)
-
-
 def train(run: Run, minutes: float, half_share: float = HALF_SHARE) -> None:
     """Train until `minutes` of wall clock, over all resumed parts, are spent."""
     budget_s = 60 * minutes
@@ -241,7 +247,9 @@ def train(run: Run, minutes: float, half_share: float = HALF_SHARE) -> None:
         pool.grow(FRESH[half])
         length = text_length(lengths.random())
         batch = pool.draw(BATCH[half] // (4 if length >= LONG else 1), length)
-        loss = run.update(batch, half=half, spent=run.seconds / budget_s)
+        # Compiling for a length that is rare takes longer than it saves.
+        with torch.compiler.set_stance("default" if length == T5_LENGTH else "force_eager"):
+            loss = run.update(batch, half=half, spent=run.seconds / budget_s)
         losses = [*losses[1 - REPORT_STEPS :], loss]
         now = time.monotonic()
         run.seconds += now - clock
