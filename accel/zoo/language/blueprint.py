@@ -45,9 +45,7 @@ class Shape:
 SHAPES: Mapping[str, Shape] = MappingProxyType(
     {
         "tiny-llada": Shape(hidden_size=160, intermediate_size=416, num_layers=6),
-        "tiny-sdar": Shape(
-            hidden_size=128, intermediate_size=352, num_layers=5, block_length=8
-        ),
+        "tiny-sdar": Shape(hidden_size=128, intermediate_size=352, num_layers=5, block_length=8),
         "tiny-dream": Shape(
             hidden_size=128, intermediate_size=352, num_layers=5, logits_shifted=True
         ),

@@ -102,7 +102,9 @@ def blank_canvas(
     """
     lengths = [len(prompt) for prompt in prompts]
     if not lengths or min(lengths) == 0:
-        raise OptionError(f"Prompts of {lengths} tokens were given; expected one or more, not empty.")
+        raise OptionError(
+            f"Prompts of {lengths} tokens were given; expected one or more, not empty."
+        )
     width = max(lengths)
     canvas = torch.full((len(prompts), width + gen_length), mask_id)
     valid = torch.ones_like(canvas, dtype=torch.bool)
@@ -140,7 +142,7 @@ def _transfer(masked: Tensor, confidence: Tensor, blocks: Tensor, count: int) ->
     after_all = blocks.max() + 1
     current = torch.where(masked, blocks, after_all).amin(1, keepdim=True)
     eligible = masked & (blocks == current)
-    ranked = torch.where(eligible, confidence, -1.0).argsort(1, descending=True, stable=True)
+    ranked = torch.where(eligible, confidence, -1.0).argsort(dim=1, descending=True, stable=True)
     chosen = torch.zeros_like(masked).scatter_(1, ranked[:, :count], value=True)
     return chosen & eligible
 

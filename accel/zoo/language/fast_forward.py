@@ -58,8 +58,8 @@ def _attention(
     head_dim = cosine.shape[-1]
     joint = torch.cat([weights[f"{name}{part}_proj.weight"] for part in "qkv"])
     # [B, N, 3 H D] to three of [B, H, N, D]
-    split = F.linear(hidden, joint).unflatten(-1, (3, -1, head_dim)).permute(2, 0, 3, 1, 4)
-    query, key, value = split
+    split = F.linear(hidden, joint).view(*hidden.shape[:2], 3, -1, head_dim)
+    query, key, value = split.permute(2, 0, 3, 1, 4)
     query, key = _rotate(query, cosine, sine), _rotate(key, cosine, sine)
     scores = torch.matmul(query * head_dim**-0.5, key.transpose(-1, -2)) + bias
     mixed = torch.matmul(scores.softmax(-1), value).transpose(1, 2).flatten(2)

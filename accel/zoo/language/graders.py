@@ -28,7 +28,9 @@ def _is_lineup(given: str, text: str) -> bool:
 
 def _replaces_one(given: str, text: str) -> bool:
     letters, _, new = given.removeprefix("one of ").partition(" by ")
-    return any(text == letters[:place] + new + letters[place + 1 :] for place in range(len(letters)))
+    return any(
+        text == letters[:place] + new + letters[place + 1 :] for place in range(len(letters))
+    )
 
 
 _SEVERAL_RIGHT: Mapping[str, Callable[[str, str], bool]] = MappingProxyType(

@@ -80,9 +80,7 @@ def _with_masks(batch: Batch, noise: Noise, mask_id: int) -> Tensor:
     return ids
 
 
-def _two_streams(
-    batch: Batch, drive: Drive, generator: torch.Generator
-) -> tuple[Noise, Inputs]:
+def _two_streams(batch: Batch, drive: Drive, generator: torch.Generator) -> tuple[Noise, Inputs]:
     """The clean sequence, then a noisy copy of its end (SDAR, arXiv 2510.06303).
 
     A noisy block sees itself and the clean blocks before it, which is what it sees while it is

@@ -91,8 +91,7 @@ def add(rng: Random, size: int) -> Made:
     """Two numbers of `size` digits: the carry into every column but the last, then the sum."""
     one, other = rng.randrange(10**size), rng.randrange(10**size)
     carries = "".join(
-        str((one % 10**column + other % 10**column) // 10**column)
-        for column in range(size, 0, -1)
+        str((one % 10**column + other % 10**column) // 10**column) for column in range(size, 0, -1)
     )
     low, high = sorted((one, other))
     prompt = f"add: {one:0{size}}+{other:0{size}}"

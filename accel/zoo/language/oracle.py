@@ -60,9 +60,7 @@ class Oracle(nn.Module):
         )
         self.dtype = torch.float32
 
-    def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None
-    ) -> SimpleNamespace:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> SimpleNamespace:
         """An object whose `logits` are [B, prompt_length + N, vocab_size].
 
         Raises:
@@ -156,9 +154,7 @@ def coupled_oracle(names: int, *, logits_shifted: bool = False) -> Oracle:
     pairs = torch.stack((firsts, firsts + names), dim=1)
     if names < 1:
         raise OptionError(f"names is {names}; it must be 1 or more.")
-    return Oracle(
-        pairs, torch.ones(names), vocab_size=2 * names + 1, logits_shifted=logits_shifted
-    )
+    return Oracle(pairs, torch.ones(names), vocab_size=2 * names + 1, logits_shifted=logits_shifted)
 
 
 def independent_oracle(marginals: Sequence[Sequence[float]]) -> Oracle:

@@ -72,7 +72,7 @@ class Item:
     long: bool = False
 
     def is_held_out(self) -> bool:
-        """Whether this problem, however its prompt words it, was kept from training (one in ten)."""
+        """Whether this problem, however it is worded, was kept from training (one in ten)."""
         digest = hashlib.sha256(f"{self.task} {self.key}".encode()).digest()
         return int.from_bytes(digest[:4], "big") % _ONE_IN_HELD_OUT == 0
 
