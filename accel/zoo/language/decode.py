@@ -31,8 +31,10 @@ class Plan:
     """How to decode; departs from LLaDA in that a row stops as soon as its answer has ended.
 
     `block_length` 0 takes the model's own, or 32 where it has none; a model with blocks of its own
-    takes no other. `temperature` 0 is greedy; above it tokens are drawn, with `generator`. The
-    mask token is never committed, and of equal confidences the first position's wins.
+    takes no other. `temperature` 0 is greedy; above it tokens are drawn, with `generator`, and the
+    surest draws are committed, which favours probable tokens; only blocks of one token draw from
+    the model's joint law. The mask token is never committed, and of equal confidences the first
+    position's wins.
 
     Raises:
         OptionError: a number is out of range.
