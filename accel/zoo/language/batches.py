@@ -25,7 +25,7 @@ GEN_LENGTHS = (16, 32, 64, 96)
 # that an answer ends wherever the room does.
 _ROOMS = ((0.6, 16), (0.35, 32), (0.05, 96))
 LONG_FROM_REACH = 0.5
-LONG_TRAINED = 0.15
+LONG_TRAINED = 0.2
 
 FULL_MASK_SHARE = 0.1
 LEFT_TO_RIGHT_SHARE = 0.3
