@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from accel import source, zoo
-from accel.errors import AccelError, OptionError
+from accel.errors import AccelError, AccelUnsupportedError, OptionError
 from accel.record import read_record
 from accel.zoo import catalogue
 from accel.zoo.language import evaluate, publish
@@ -117,6 +117,16 @@ def test_a_damaged_model_is_named(published: Path) -> None:
     (published / "tokenizer.json").unlink()
     with pytest.raises(AccelError, match=r"tokenizer\.json is missing"):
         zoo.load(NAME)
+
+
+def test_a_model_that_would_run_causally_is_refused(tmp_path: Path) -> None:
+    model = new_model(SMALL)
+    model.config.is_causal = True
+    save_model(tmp_path, model)
+    with pytest.raises(
+        AccelUnsupportedError, match=r"causally .*is_causal is True.* 5\.2 or newer"
+    ):
+        load_language(tmp_path)
 
 
 def test_language_models_draw_no_pictures(published: Path) -> None:

@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from accel.errors import AccelUnsupportedError
 from accel.zoo.language.decode import Plan, decode
-from accel.zoo.language.vocabulary import answer_text, encode_prompts
+from accel.zoo.language.vocabulary import (
+    END_ID,
+    MASK_ID,
+    START_ID,
+    answer_text,
+    encode_prompts,
+)
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -37,9 +44,33 @@ class LanguageModel:
 
 
 def load_language(folder: Path, torch_dtype: torch.dtype = torch.float32) -> LanguageModel:
-    """The model that `folder` holds, on the CPU."""
+    """The model that `folder` holds, on the CPU.
+
+    Raises:
+        AccelUnsupportedError: it would be driven causally, see `check_bidirectional`.
+    """
     from transformers import AutoTokenizer, LlamaForCausalLM
 
-    model = LlamaForCausalLM.from_pretrained(folder, local_files_only=True)
+    model = LlamaForCausalLM.from_pretrained(folder, local_files_only=True).eval()
+    check_bidirectional(model)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return LanguageModel(model.to(torch_dtype).eval(), tokenizer)
+    return LanguageModel(model.to(torch_dtype), tokenizer)
+
+
+@torch.no_grad()
+def check_bidirectional(model: "LlamaForCausalLM") -> None:
+    """Make sure that a later token reaches an earlier position.
+
+    Raises:
+        AccelUnsupportedError: it does not. Releases of transformers before 5.2 read nothing of
+            `is_causal` in a configuration and would give wrong answers without a word.
+    """
+    one, other = model(input_ids=torch.tensor([[START_ID, MASK_ID], [START_ID, END_ID]])).logits
+    if torch.equal(one[0], other[0]):
+        import transformers
+
+        raise AccelUnsupportedError(
+            f"transformers {transformers.__version__} runs this model causally (config.is_causal "
+            f"is {getattr(model.config, 'is_causal', 'missing')}); it must see both ways. Install "
+            "transformers 5.2 or newer."
+        )
