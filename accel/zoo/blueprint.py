@@ -129,7 +129,7 @@ def save_pipeline(
     save_tokenizers(folder)
     parts = {"vae": vae, "transformer": transformer, "text_encoder": clip, "text_encoder_2": t5}
     for name, part in parts.items():
-        _save_half(part, folder / name)
+        save_half(part, folder / name)
     pipe = FluxPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0, use_dynamic_shifting=False),
         tokenizer=clip_tokenizer(),
@@ -140,7 +140,7 @@ def save_pipeline(
     pipe.save_config(folder)
 
 
-def _save_half(part: "PreTrainedModel | ModelMixin", folder: Path) -> None:
+def save_half(part: "PreTrainedModel | ModelMixin", folder: Path) -> None:
     """Write weights in fp16 beside a config that asks for fp32, so that all parts load alike."""
     twin = copy.deepcopy(part).half()
     twin.save_pretrained(folder)

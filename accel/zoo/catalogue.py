@@ -1,13 +1,15 @@
 """What the zoo holds, and how it is loaded."""
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
 from accel.errors import AccelError, OptionError, nearest
+from accel.zoo.language.loading import LanguageModel, load_language
+from accel.zoo.language.tasks import sample_items
 from accel.zoo.scenes import Split, sample_scenes
 
 if TYPE_CHECKING:
@@ -17,14 +19,16 @@ HERE = Path(__file__).parent
 CARD_FILE = "card.json"
 _SPLITS = ("train", "held_out")
 
+Kind = Literal["image", "language"]
+
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a zoo pipeline is, how it is called, where it comes from and what it reaches.
+    """What a zoo model is, how it is called, where it comes from and what it reaches.
 
-    `call` holds the recommended keyword arguments of the pipeline's call; `seconds` how long each
-    part was trained; `figures` accuracies in 0..1 and PSNR in dB; `files` every file's size in
-    bytes, relative to the pipeline's folder.
+    `call` holds the recommended keyword arguments: of the pipeline's call, or of `Plan` for a
+    language model; `seconds` how long each part was trained; `figures` accuracies in 0..1 and PSNR
+    in dB; `files` every file's size in bytes, relative to the model's folder.
     """
 
     name: str
@@ -36,6 +40,7 @@ class Card:
     seconds: dict[str, float]
     figures: dict[str, Any]
     files: dict[str, int]
+    kind: Kind = "image"
 
 
 def names() -> tuple[str, ...]:
@@ -53,9 +58,8 @@ def card(name: str) -> Card:
     path = folder(name) / CARD_FILE
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
-        return Card(
-            name=name, **{f.name: entries[f.name] for f in fields(Card) if f.name != "name"}
-        )
+        asked = [f for f in fields(Card) if f.default is MISSING or f.name in entries]
+        return Card(name=name, **{f.name: entries[f.name] for f in asked if f.name != "name"})
     except (ValueError, KeyError) as error:
         raise AccelError(f"{path} is damaged ({error!r}). {_REINSTALL}") from error
 
@@ -64,37 +68,49 @@ _REINSTALL = "Restore it: reinstall accel, or run `git checkout` on it in a sour
 
 
 def folder(name: str) -> Path:
-    """Where the pipeline's files lie.
+    """Where the model's files lie.
 
     Raises:
-        OptionError: there is no such pipeline.
+        OptionError: there is no such model.
     """
     known = names()
     if name not in known:
         raise OptionError(
-            f"The zoo has no pipeline {name!r}; it has {', '.join(known)}.{nearest(name, known)}"
+            f"The zoo has no model {name!r}; it has {', '.join(known)}.{nearest(name, known)}"
         )
     return HERE / name
 
 
-def load(name: str, torch_dtype: torch.dtype = torch.float32) -> "FluxPipeline":
-    """A stock diffusers pipeline on the CPU, with 64 x 64 pixels as its default size.
+@overload
+def load(
+    name: Literal["tiny-llada", "tiny-sdar", "tiny-dream"], torch_dtype: torch.dtype = ...
+) -> LanguageModel: ...
 
-    The weights are stored in fp16. A plain `pipe(prompt)` works; `card(name).call` holds the
-    arguments that the pipeline was tuned for.
+
+@overload
+def load(name: str, torch_dtype: torch.dtype = ...) -> "FluxPipeline": ...
+
+
+def load(name: str, torch_dtype: torch.dtype = torch.float32) -> "FluxPipeline | LanguageModel":
+    """A stock diffusers pipeline on the CPU, or a language model with its tokenizer.
+
+    Weights are stored in fp16. A pipeline has 64 x 64 pixels as its default size, so that a plain
+    `pipe(prompt)` works; `card(name).call` holds the arguments that it was tuned for.
 
     Raises:
-        OptionError: there is no such pipeline.
+        OptionError: there is no such model.
         AccelError: one of its files is missing or has the wrong size. Nothing was loaded then.
     """
-    _check_files(folder(name), card(name).files)
+    about = card(name)
+    _check_files(folder(name), about.files)
+    if about.kind == "language":
+        return load_language(folder(name), torch_dtype)
     from diffusers import FluxPipeline
 
     # The argument for the type changed its name between diffusers releases; `to` did not.
     pipe = FluxPipeline.from_pretrained(folder(name), local_files_only=True).to(torch_dtype)
-    pipe.default_sample_size = card(name).call["height"] // pipe.vae_scale_factor
-    loaded: FluxPipeline = pipe
-    return loaded
+    pipe.default_sample_size = about.call["height"] // pipe.vae_scale_factor
+    return pipe
 
 
 def _check_files(root: Path, sizes: dict[str, int]) -> None:
@@ -111,15 +127,17 @@ def _check_files(root: Path, sizes: dict[str, int]) -> None:
 
 
 def prompts(name: str, n: int, split: Split = "held_out") -> list[str]:
-    """`n` fixed prompts for the pipeline; `held_out` ones name combinations it never trained on.
+    """`n` fixed prompts for the model; `held_out` ones are of problems it never trained on.
 
     Raises:
-        OptionError: there is no such pipeline or split, or `n` is out of range.
+        OptionError: there is no such model or split, or `n` is out of range.
     """
-    folder(name)
+    kind = card(name).kind
     if split not in _SPLITS:
         raise OptionError(f"split is {split!r}; expected one of {_SPLITS}.")
     try:
+        if kind == "language":
+            return [item.prompt for item in sample_items(n, split)]
         return [scene.caption() for scene in sample_scenes(n, split)]
     except ValueError as error:
         raise OptionError(str(error)) from error

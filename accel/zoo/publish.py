@@ -7,6 +7,7 @@ from the evaluation record, if there is one. Without `--run` only card and READM
 import argparse
 import json
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def copy_weights(source: Path, target: Path) -> None:
 
 
 def write_card(folder: Path, guidance: float, seconds: dict[str, float], record: Path) -> None:
-    """Write `card.json` for the files that lie in `folder` now."""
+    """Write `card.json` for the pipeline's files that lie in `folder` now."""
     call: dict[str, Any] = {
         "height": 64,
         "width": 64,
@@ -46,21 +47,41 @@ def write_card(folder: Path, guidance: float, seconds: dict[str, float], record:
     }
     if guidance > 1:
         call |= {"true_cfg_scale": guidance, "negative_prompt": ""}
+    save_card(folder, {**ABOUT, "call": call, "seconds": seconds}, record)
+
+
+def save_card(folder: Path, about: Mapping[str, Any], record: Path) -> None:
+    """Write `card.json`: `about`, what `record` measured, and the files in `folder` now."""
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in OWN_FILES)
     card = {
-        **ABOUT,
-        "call": call,
-        "seconds": seconds,
+        **about,
         "figures": read_record(record)["results"] if record.exists() else {},
         "files": {p.relative_to(folder).as_posix(): p.stat().st_size for p in paths},
     }
     (folder / CARD_FILE).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
 
 
+def read_card(folder: Path) -> dict[str, Any]:
+    """What `save_card` wrote."""
+    card: dict[str, Any] = json.loads((folder / CARD_FILE).read_text(encoding="utf-8"))
+    return card
+
+
 def write_readme(folder: Path) -> None:
-    """Write `README.md` from `card.json`."""
-    card = json.loads((folder / CARD_FILE).read_text(encoding="utf-8"))
-    name, size_mb = folder.name, sum(card["files"].values()) / 1e6
+    """Write the pipeline's `README.md` from `card.json`."""
+    card, name = read_card(folder), folder.name
+    example = [
+        f'pipe = zoo.load("{name}")',
+        f'prompt = "{_PROMPT}"',
+        f'image = pipe(prompt, **zoo.card("{name}").call).images[0]',
+    ]
+    save_readme(folder, example, _figures(card["figures"], card["call"]["num_inference_steps"]))
+
+
+def save_readme(folder: Path, example: Sequence[str], figures: Sequence[str]) -> None:
+    """Write `README.md`: what `card.json` says, `example` as code, and the lines of `figures`."""
+    card, name = read_card(folder), folder.name
+    size_mb = sum(card["files"].values()) / 1e6
     call = ", ".join(f"{key}={value!r}" for key, value in card["call"].items())
     trained = ", ".join(f"{part} {value:.0f} s" for part, value in card["seconds"].items())
     lines = [
@@ -71,9 +92,7 @@ def write_readme(folder: Path) -> None:
         "```python",
         "from accel import zoo",
         "",
-        f'pipe = zoo.load("{name}")',
-        f'prompt = "{_PROMPT}"',
-        f'image = pipe(prompt, **zoo.card("{name}").call).images[0]',
+        *example,
         "```",
         "",
         f"- Recommended call: `{call}`",
@@ -83,7 +102,7 @@ def write_readme(folder: Path) -> None:
         f"- Trained: {trained}",
         f"- Size: {size_mb:.1f} MB, weights in fp16",
         "",
-        *(_figures(card["figures"], card["call"]["num_inference_steps"])),
+        *figures,
     ]
     (folder / "README.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
@@ -113,11 +132,16 @@ def _figures(figures: dict[str, Any], steps: int) -> list[str]:
 
 
 def _table(curves: dict[str, dict[str, dict[str, float]]], cell: str) -> list[str]:
-    """Markdown rows, one for each number of steps, and one column for each solver."""
-    rows = [["steps", *curves], ["---"] * (len(curves) + 1)]
+    """One row for each number of steps, and one column for each solver."""
     counts = next(iter(curves.values()))
-    rows += [[count, *(cell.format(row[count]) for row in curves.values())] for count in counts]
-    return [*(f"| {' | '.join(row)} |" for row in rows), ""]
+    rows = [[count, *(cell.format(row[count]) for row in curves.values())] for count in counts]
+    return markdown_table(["steps", *curves], rows)
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table, and an empty one behind it."""
+    lines = [head, ["---"] * len(head), *rows]
+    return [*(f"| {' | '.join(line)} |" for line in lines), ""]
 
 
 def main() -> None:
