@@ -49,9 +49,13 @@ def use_solver(pipe: "FluxPipeline", solver: str) -> None:
     schedulers = {
         "own": lambda: FlowMatchEulerDiscreteScheduler(shift=1.0, use_dynamic_shifting=False),
         "unipc": lambda: UniPCMultistepScheduler(solver_order=2, **flow),
-        "dpm": lambda: DPMSolverMultistepScheduler(solver_order=2, **flow),
+        "dpm": lambda: DPMSolverMultistepScheduler(
+            solver_order=2, **flow, use_dynamic_shifting=True, time_shift_type="exponential"
+        ),
     }
-    pipe.scheduler = schedulers[solver]()
+    scheduler = pipe.scheduler = schedulers[solver]()
+    # FluxPipeline gives every scheduler a shift, which this one only takes as a dynamic one.
+    scheduler.register_to_config(base_shift=0.0, max_shift=0.0)
 
 
 def generate(

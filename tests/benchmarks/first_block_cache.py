@@ -21,7 +21,8 @@ from accel.bench import Ratio, timed, write_record
 from accel.control import multistep
 from accel.metrics import Summary, score
 from accel.shot import Shot
-from tests.benchmarks.adherence import Adherence
+from accel.zoo.scenes import sample_scenes
+from tests.benchmarks.adherence import adherence
 from tests.benchmarks.peers import Accel, Contender, Fewer, contenders
 
 MODEL = "scenes-flux"
@@ -53,6 +54,7 @@ class Turns:
         self.pipe = pipe
         self._peers: dict[type, Any] = {}
         self.asked = asked
+        self._scenes = sample_scenes(len(asked))
         self.converged = [shot.run(pipe, steps=CONVERGED_STEPS) for shot in asked]
 
     def compare(self, sides: Sequence[Contender]) -> list[dict[str, Any]]:
@@ -77,6 +79,7 @@ class Turns:
                 "reused_calls": side.reused(),
                 "to_unaccelerated": Summary.of(map(score, references, made[index])).to_dict(),
                 "to_converged": Summary.of(map(score, self.converged, made[index])).to_dict(),
+                "adherence": adherence(made[index], self._scenes),
                 "speedup": Ratio.of(plain_s, seconds[index]).to_dict(),
             }
             for index, side in enumerate(sides)
@@ -122,17 +125,12 @@ def main() -> None:
     pipe = loaded(options.device)
     asked = shots(options.prompts, options.steps, guided=options.guided)
     turns = Turns(pipe, asked)
-    judge = Adherence(MODEL, options.judged, options.steps, options.device)
     rows = []
     for threshold in tqdm(THRESHOLDS, desc=f"{options.steps} steps"):
-        sides = contenders(threshold, with_cache_dit=not options.guided)
-        for side, row in zip(sides, turns.compare(sides), strict=True):
-            rows.append({"threshold": threshold, **row, "adherence": judge.of(side)})
+        found = turns.compare(contenders(threshold, guided=options.guided))
+        rows += [{"threshold": threshold, **row} for row in found]
     controls = turns.compare(fewer_steps(pipe, options.steps))
-    unaccelerated = {
-        "to_converged": turns.compare([Fewer("unaccelerated", pipe.scheduler, options.steps)])[0],
-        "adherence": judge.of(None),
-    }
+    unaccelerated = turns.compare([Fewer("unaccelerated", pipe.scheduler, options.steps)])[0]
     guided = "-guided" if options.guided else ""
     path = write_record(
         options.out or RECORDS / f"first-block-cache-{options.steps}{guided}.json",
@@ -153,8 +151,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=28)
-    parser.add_argument("--prompts", type=int, default=8, help="also the number of turns")
-    parser.add_argument("--judged", type=int, default=32, help="pictures for the judge; 0 for none")
+    parser.add_argument("--prompts", type=int, default=16, help="also the number of turns")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, help="the record's file")
     parser.add_argument("--guided", action="store_true", help="with guidance, without cache-dit")
@@ -163,14 +160,14 @@ def _options() -> argparse.Namespace:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """One line a row."""
-    lines = ["threshold speed-up   PSNR  worst   SSIM reused  colour  what"]
+    lines = ["threshold speed-up   PSNR  worst   SSIM reused   kind colour  what"]
     for row in rows:
         quality = row["to_unaccelerated"]
         lines.append(
             f"{row.get('threshold', ''):>9} {row['speedup']['paired']['median']:>8.2f} "
             f"{_shown(quality['psnr_mean']):>6} {_shown(quality['psnr_worst']):>6} "
             f"{quality['ssim_mean']:>6.3f} {row['reused_calls'] or '-':>6}  "
-            f"{row.get('adherence', {}).get('colour', float('nan')):>6.3f}  {row['name']}"
+            f"{row['adherence']['kind']:>5.2f}  {row['adherence']['colour']:>5.2f}  {row['name']}"
         )
     return "\n".join(lines)
 

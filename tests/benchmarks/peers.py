@@ -111,21 +111,22 @@ class Fewer(Contender):
             pipe.scheduler = own
 
 
-def contenders(threshold: float, *, with_cache_dit: bool) -> list[Contender]:
-    """Ours and theirs: twice with equal settings, then ours with its own guards and forecasts."""
+def contenders(threshold: float, *, guided: bool) -> list[Contender]:
+    """Ours and theirs: twice with equal settings, then ours with its own guards and forecasts.
+
+    cache-dit shares one state between the two calls of Flux's true guidance, so that a comparison
+    with it is fair only without; where branches decide apart is only of interest with guidance.
+    """
     bare = {"threshold": threshold, "tail": 0, "max_streak": None, "min_steps": 0, "batch": "mean"}
     head, warmup = 2, 4
-    theirs = [CacheDit(threshold, head=head, warmup=warmup)] if with_cache_dit else []
+    apart = FirstBlockCache(threshold=threshold, joint=False)
     return [
         Accel("accel FirstBlockCache, equal settings", FirstBlockCache(**bare, warmup=0)),
         Diffusers(threshold),
         Accel("accel DBCache, equal settings", DBCache(**bare, head=head, warmup=warmup)),
-        *theirs,
+        *([] if guided else [CacheDit(threshold, head=head, warmup=warmup)]),
         Accel("accel FirstBlockCache", FirstBlockCache(threshold=threshold)),
-        Accel(
-            "accel FirstBlockCache, branches apart",
-            FirstBlockCache(threshold=threshold, joint=False),
-        ),
+        *([Accel("accel FirstBlockCache, branches apart", apart)] if guided else []),
         Accel(
             "accel FirstBlockCache, Newton(1)",
             FirstBlockCache(threshold=threshold, predictor=Newton(order=1)),
