@@ -20,6 +20,8 @@ from accel.zoo.scenes import COLOURS, KINDS, SIZES, Item, Scene
 REGIONS = ("whole", "left", "right", "top", "bottom")
 ITEM_CLASSES = (len(KINDS) + 1, len(COLOURS) + 1)
 WORD_CLASSES = (*ITEM_CLASSES, len(SIZES) + 1, len(REGIONS) + 1)
+REGION_CLASSES = ITEM_CLASSES * len(REGIONS)
+UNASKED = 255
 
 
 class Reader(nn.Module):
@@ -32,10 +34,16 @@ class Reader(nn.Module):
         self.head = nn.Linear(width, sum(classes))
 
     def loss(self, hidden: Tensor, answers: Tensor) -> Tensor:
-        """Mean cross entropy, summed over questions: hidden [..., C], answers [..., questions]."""
+        """Mean cross entropy, summed over questions: hidden [..., C], answers [..., questions].
+
+        Where the answer is `UNASKED`, any will do.
+        """
         logits = self.head(self.norm(hidden.float())).flatten(0, -2).split(self.classes, dim=-1)
         columns = answers.long().flatten(0, -2).unbind(-1)
-        losses = [functional.cross_entropy(*pair) for pair in zip(logits, columns, strict=True)]
+        losses = [
+            functional.cross_entropy(*pair, ignore_index=UNASKED)
+            for pair in zip(logits, columns, strict=True)
+        ]
         return torch.stack(losses).sum()
 
 
@@ -58,6 +66,23 @@ def word_answers(scene: Scene, length: int) -> Tensor:
     return torch.tensor(rows, dtype=torch.uint8)
 
 
+def early_word_answers(scene: Scene, ends: Sequence[int], length: int) -> Tensor:
+    """[length, 4]: `word_answers` for an encoder that sees no later words, asked where it can know.
+
+    That is at the last word of the second item for that item, and at the word before it, or behind
+    a single item, for the first: only there it is said where the first one lies. `ends` holds for
+    every word the position of its last token.
+    """
+    answers = torch.full((length, len(WORD_CLASSES)), UNASKED, dtype=torch.uint8)
+    first = len(scene.items[0].phrase().split())
+    behind = first + max(1, len(scene.relation.split())) - 1
+    last = behind + len(scene.items[-1].phrase().split())
+    for item, region, word in zip(scene.items, scene.regions(), (behind, last), strict=False):
+        row = (*item_answers(item), 1 + SIZES.index(item.size), 1 + REGIONS.index(region))
+        answers[ends[word]] = torch.tensor(row, dtype=torch.uint8)
+    return answers
+
+
 def region_answers(scene: Scene) -> Tensor:
     """[10]: for each of five regions the kind and the colour of the item there."""
     answers = torch.zeros(len(REGIONS), 2, dtype=torch.uint8)
@@ -66,12 +91,14 @@ def region_answers(scene: Scene) -> Tensor:
     return answers.flatten()
 
 
-def token_answers(scene: Scene, owners: NDArray[np.uint8], side: int) -> Tensor:
-    """[side * side, 2]: kind and colour of the item in the middle of each picture token.
+def token_answers(
+    rows: Sequence[tuple[int, ...]], owners: NDArray[np.uint8], grid: tuple[int, int]
+) -> Tensor:
+    """[N, questions]: the row of `rows` for the item in the middle of each of `grid` tokens.
 
-    `owners` is [64, 64] as `render_owned` gives it.
+    `owners` is [H, W] as `render_owned` gives it; what nobody owns is answered with "none".
     """
-    stride = len(owners) // side
-    middles = torch.from_numpy(owners[stride // 2 :: stride, stride // 2 :: stride].copy())
-    table = torch.tensor([(0, 0), *map(item_answers, scene.items)], dtype=torch.uint8)
+    rise, run = len(owners) // grid[0], len(owners[0]) // grid[1]
+    middles = torch.from_numpy(owners[rise // 2 :: rise, run // 2 :: run].copy())
+    table = torch.tensor([(0,) * len(rows[0]), *rows], dtype=torch.uint8)
     return table[middles.flatten().long()]

@@ -226,18 +226,42 @@ def render_owned(
     Raises:
         FileNotFoundError: Fashion-MNIST is not installed.
     """
-    ground = np.array(_GROUND_RGB[scene.ground], dtype=np.float32)
-    canvas = np.broadcast_to(ground, (SIDE_PX, SIDE_PX, 3)).copy()
-    owners = np.zeros((SIDE_PX, SIDE_PX), dtype=np.uint8)
-    stock = garments(split)
-    for number, (item, region) in enumerate(zip(scene.items, scene.regions(), strict=True), 1):
-        of_kind = stock[item.kind]
-        shade = _shade(of_kind[rng.integers(len(of_kind))], SIZE_PX[item.size])
-        top, left = _place(region, SIZE_PX[item.size], rng)
+    canvas = Canvas(scene.ground)
+    for item, region in zip(scene.items, scene.regions(), strict=True):
+        shade = garment(item, rng, split)
+        canvas.add(shade, item.colour, _place(region, len(shade), rng))
+    return canvas.pixels, canvas.owners
+
+
+class Canvas:
+    """A picture in the making: `pixels` [64, 64, 3] in 0..1 and their `owners` [64, 64].
+
+    An owner is 0 for the ground, and 1, 2, ... for what was added first, second, ...
+    """
+
+    def __init__(self, ground: str) -> None:
+        colour = np.array(_GROUND_RGB[ground], dtype=np.float32)
+        self.pixels = np.broadcast_to(colour, (SIDE_PX, SIDE_PX, 3)).copy()
+        self.owners = np.zeros((SIDE_PX, SIDE_PX), dtype=np.uint8)
+        self._added = 0
+
+    def add(self, shade: NDArray[np.float32], colour: str, corner: tuple[int, int]) -> None:
+        """Lay a garment in `colour` over the picture, its top left corner at (row, column)."""
+        top, left = corner
         patch = np.s_[top : top + len(shade), left : left + len(shade)]
-        opacity = _paint(canvas[patch], shade, item.colour)
-        owners[patch][opacity > 1 / 2] = number
-    return canvas, owners
+        opacity = _paint(self.pixels[patch], shade, colour)
+        self._added += 1
+        self.owners[patch][opacity > 1 / 2] = self._added
+
+
+def garment(item: Item, rng: np.random.Generator, split: Split = "train") -> NDArray[np.float32]:
+    """The intensities 0..1 of a garment as `item` describes it, a square of its size in pixels.
+
+    Raises:
+        FileNotFoundError: Fashion-MNIST is not installed.
+    """
+    of_kind = garments(split)[item.kind]
+    return _shade(of_kind[rng.integers(len(of_kind))], SIZE_PX[item.size])
 
 
 def _shade(garment: NDArray[np.uint8], side_px: int) -> NDArray[np.float32]:

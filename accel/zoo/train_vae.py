@@ -20,6 +20,7 @@ from accel.zoo.vae_start import start_as_average
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
 
+MINUTES = 5.0
 BATCH = 8
 PEAK_LR = 1.2e-3
 KL_WEIGHT = 3e-7
@@ -92,14 +93,26 @@ def encode(vae: "AutoencoderKL", images: Tensor) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         parts = [vae.encode(part).latent_dist.mean.float() for part in torch.split(images, 64)]
     means = torch.cat(parts)
-    shift, scale = float(vae.config.shift_factor), float(vae.config.scaling_factor)
+    shift, scale = float(vae.config.shift_factor or 0.0), float(vae.config.scaling_factor)
     return (means - shift) * scale
+
+
+def new_or_trained_vae(folder: Path | None, out: Path) -> "AutoencoderKL":
+    """The autoencoder in `folder`, else the one in `out`/vae, which is trained if there is none."""
+    from diffusers import AutoencoderKL
+
+    place = folder or out / "vae"
+    if folder is None and not place.exists():
+        train(MINUTES).save_pretrained(place)
+    vae: AutoencoderKL = AutoencoderKL.from_pretrained(place).float().eval()
+    channels_last(vae)
+    return vae
 
 
 def main() -> None:
     """Train and save the autoencoder as a diffusers folder in float32."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--minutes", type=float, default=MINUTES)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
