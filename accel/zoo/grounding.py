@@ -57,13 +57,24 @@ def word_answers(scene: Scene, length: int) -> Tensor:
 
     Words between and after the items, and padding, have "none".
     """
-    rows: list[tuple[int, ...]] = []
-    for item, region in zip(scene.items, scene.regions(), strict=True):
-        row = (*item_answers(item), 1 + SIZES.index(item.size), 1 + REGIONS.index(region))
-        between = len(scene.relation.split()) if not rows else 0
-        rows += [row] * len(item.phrase().split()) + [(0, 0, 0, 0)] * between
-    rows += [(0, 0, 0, 0)] * (length - len(rows))
-    return torch.tensor(rows, dtype=torch.uint8)
+    rows = [
+        (*item_answers(item), 1 + SIZES.index(item.size), 1 + REGIONS.index(region))
+        for item, region in zip(scene.items, scene.regions(), strict=True)
+    ]
+    return phrase_answers([item.phrase() for item in scene.items], rows, scene.relation, length)
+
+
+def phrase_answers(
+    phrases: Sequence[str], rows: Sequence[tuple[int, ...]], relation: str, length: int
+) -> Tensor:
+    """[length, questions]: the phrase's row for each of its words, "none" for all other words."""
+    none = (0,) * len(rows[0])
+    answers: list[tuple[int, ...]] = []
+    for phrase, row in zip(phrases, rows, strict=True):
+        between = 0 if answers else len(relation.split())
+        answers += [row] * len(phrase.split()) + [none] * between
+    answers += [none] * (length - len(answers))
+    return torch.tensor(answers, dtype=torch.uint8)
 
 
 def early_word_answers(scene: Scene, ends: Sequence[int], length: int) -> Tensor:

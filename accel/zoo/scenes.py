@@ -124,7 +124,7 @@ def parse(caption: str) -> Scene:
     ground = tail.removesuffix(" ground")
     relation = next((r for r in RELATIONS if f" {r} " in body), "")
     phrases = body.split(f" {relation} ") if relation else [body]
-    scene = Scene(tuple(_parse_item(phrase) for phrase in phrases), ground, relation)
+    scene = Scene(tuple(parse_item(phrase) for phrase in phrases), ground, relation)
     if ground not in GROUNDS or scene.caption() != caption:
         raise ValueError(
             f"{caption!r} is no scene caption. Expected something like {_EXAMPLE.caption()!r}."
@@ -132,15 +132,22 @@ def parse(caption: str) -> Scene:
     return scene
 
 
-def _parse_item(phrase: str) -> Item:
+def parse_item(phrase: str) -> Item:
+    """The item that `phrase` names.
+
+    Raises:
+        ValueError: the phrase is not one that `Item.phrase` writes.
+    """
     size, _, rest = phrase.removeprefix("a ").partition(" ")
     colour, _, kind = rest.partition(" ")
-    if size not in SIZES or colour not in COLOURS or kind not in KINDS:
+    item = Item(kind, colour, size)
+    known = size in SIZES and colour in COLOURS and kind in KINDS
+    if not known or item.phrase() != phrase:
         raise ValueError(
             f"{phrase!r} names no item. Expected a size out of {SIZES}, a colour out of {COLOURS} "
             f"and a kind out of {KINDS}."
         )
-    return Item(kind, colour, size)
+    return item
 
 
 _EXAMPLE = Scene(
@@ -152,14 +159,15 @@ def random_scene(rng: random.Random, split: Split = "train", singles: float = 0.
     """A scene of `split`; `singles` is the share that holds one item."""
     while True:
         pair = rng.random() >= singles
-        items = tuple(_random_item(rng) for _ in range(2 if pair else 1))
+        items = tuple(random_item(rng) for _ in range(2 if pair else 1))
         relation = rng.choice(RELATIONS) if pair else ""
         scene = Scene(items, rng.choice(GROUNDS), relation)
         if scene.is_held_out() == (split == "held_out"):
             return scene
 
 
-def _random_item(rng: random.Random) -> Item:
+def random_item(rng: random.Random) -> Item:
+    """An item of any kind, colour and size."""
     return Item(rng.choice(KINDS), rng.choice(COLOURS), rng.choice(SIZES))
 
 

@@ -160,7 +160,7 @@ class Run(Generic[B]):
         self.samples = {_OLD_STAGES.get(key, key): n for key, n in saved["samples"].items()}
 
     def save(self) -> Path:
-        """Write the checkpoint and, as a pipeline folder, the averaged weights; returns the folder."""
+        """Write the checkpoint, and the averaged weights into the pipeline folder it returns."""
         saved = {
             "learner": self.learner.state_dict(),
             "ema": self.ema.state_dict(),
