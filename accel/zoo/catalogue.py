@@ -1,17 +1,16 @@
 """What the zoo holds, and how it is loaded."""
 
+import hashlib
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from accel.errors import AccelError, OptionError, nearest
-from accel.zoo.scenes import Split, sample_scenes
-
-if TYPE_CHECKING:
-    from diffusers import FluxPipeline
+from accel.zoo.families import MODULES, family
+from accel.zoo.scenes import Split
 
 HERE = Path(__file__).parent
 CARD_FILE = "card.json"
@@ -24,7 +23,7 @@ class Card:
 
     `call` holds the recommended keyword arguments of the pipeline's call; `seconds` how long each
     part was trained; `figures` accuracies in 0..1 and PSNR in dB; `files` every file's size in
-    bytes, relative to the pipeline's folder.
+    bytes, relative to the pipeline's folder, and `sha256` its checksum.
     """
 
     name: str
@@ -36,6 +35,7 @@ class Card:
     seconds: dict[str, float]
     figures: dict[str, Any]
     files: dict[str, int]
+    sha256: dict[str, str]
 
 
 def names() -> tuple[str, ...]:
@@ -67,9 +67,13 @@ def folder(name: str) -> Path:
     """Where the pipeline's files lie.
 
     Raises:
-        OptionError: there is no such pipeline.
+        OptionError: there is no such pipeline, or it has not been trained yet.
     """
     known = names()
+    if name in MODULES and name not in known:
+        raise OptionError(
+            f"{name} does not come with this copy of accel. Train it: `accel zoo train {name}`."
+        )
     if name not in known:
         raise OptionError(
             f"The zoo has no pipeline {name!r}; it has {', '.join(known)}.{nearest(name, known)}"
@@ -77,28 +81,24 @@ def folder(name: str) -> Path:
     return HERE / name
 
 
-def load(name: str, torch_dtype: torch.dtype = torch.float32) -> "FluxPipeline":
-    """A stock diffusers pipeline on the CPU, with 64 x 64 pixels as its default size.
+def load(name: str, torch_dtype: torch.dtype = torch.float32) -> Any:
+    """A stock diffusers pipeline on the CPU.
 
-    The weights are stored in fp16. A plain `pipe(prompt)` works; `card(name).call` holds the
-    arguments that the pipeline was tuned for.
+    The weights are stored in fp16. `card(name).call` holds the arguments that the pipeline was
+    tuned for; those that make pictures work without, too.
 
     Raises:
         OptionError: there is no such pipeline.
-        AccelError: one of its files is missing or has the wrong size. Nothing was loaded then.
+        AccelError: one of its files is missing or is not the one that was published. Nothing was
+            loaded then.
     """
-    _check_files(folder(name), card(name).files)
-    from diffusers import FluxPipeline
-
-    # The argument for the type changed its name between diffusers releases; `to` did not.
-    pipe = FluxPipeline.from_pretrained(folder(name), local_files_only=True).to(torch_dtype)
-    pipe.default_sample_size = card(name).call["height"] // pipe.vae_scale_factor
-    loaded: FluxPipeline = pipe
-    return loaded
+    described = card(name)
+    _check_files(folder(name), described)
+    return family(name).load(folder(name), torch_dtype)
 
 
-def _check_files(root: Path, sizes: dict[str, int]) -> None:
-    for relative, expected in sizes.items():
+def _check_files(root: Path, described: Card) -> None:
+    for relative, expected in described.files.items():
         path = root / relative
         if not path.is_file():
             raise AccelError(f"{path} is missing. {_REINSTALL}")
@@ -108,6 +108,18 @@ def _check_files(root: Path, sizes: dict[str, int]) -> None:
                 f"{path} has {found} bytes where {expected} are expected; it is truncated, changed "
                 f"or a Git LFS pointer. {_REINSTALL}"
             )
+        digest, published = checksum(path), described.sha256.get(relative)
+        if digest != published:
+            raise AccelError(
+                f"{path} has the SHA-256 {digest} where {published} is expected; its content is "
+                f"not what was published. {_REINSTALL}"
+            )
+
+
+def checksum(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def prompts(name: str, n: int, split: Split = "held_out") -> list[str]:
@@ -120,6 +132,6 @@ def prompts(name: str, n: int, split: Split = "held_out") -> list[str]:
     if split not in _SPLITS:
         raise OptionError(f"split is {split!r}; expected one of {_SPLITS}.")
     try:
-        return [scene.caption() for scene in sample_scenes(n, split)]
+        return family(name).prompts(n, split)
     except ValueError as error:
         raise OptionError(str(error)) from error

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from accel.zoo.blueprint import TEXT_DIM
-from accel.zoo.video.clips import DIRECTIONS, MANNERS
-from accel.zoo.vocabulary import T5_MAX_LENGTH, caption_words, t5_tokenizer
+from accel.zoo.video.clips import clip_words
+from accel.zoo.vocabulary import T5_MAX_LENGTH, t5_tokenizer
 
 if TYPE_CHECKING:
     from diffusers import (
@@ -81,11 +81,6 @@ def _start_as_identity(model: "WanTransformer3DModel") -> None:
         torch.nn.init.zeros_(block.scale_shift_table)
         torch.nn.init.zeros_(block.attn2.to_out[0].weight)
         torch.nn.init.zeros_(block.attn2.to_out[0].bias)
-
-
-def clip_words() -> list[str]:
-    """Every word of the clips' grammar, sorted."""
-    return caption_words((*DIRECTIONS, *MANNERS))
 
 
 def clip_tokens() -> "T5TokenizerFast":

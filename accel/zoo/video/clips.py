@@ -29,6 +29,7 @@ from accel.zoo.scenes import (
     parse_item,
     random_item,
 )
+from accel.zoo.vocabulary import caption_words
 
 Direction = Literal["left", "right", "up", "down"]
 
@@ -143,6 +144,11 @@ _EXAMPLE = Clip(
     "navy",
     "above",
 )
+
+
+def clip_words() -> list[str]:
+    """Every word of the clips' grammar, sorted."""
+    return caption_words((*DIRECTIONS, *MANNERS))
 
 
 def random_clip(rng: random.Random, split: Split = "train", singles: float = 0.4) -> Clip:

@@ -1,0 +1,46 @@
+"""The schedulers that the zoo's pipelines are measured with: their own and multistep ones."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def flow(shift: float) -> Mapping[str, Callable[[], Any]]:
+    """Makers of schedulers for flow matching: "own" (Euler), "unipc" and "dpm".
+
+    Euler starts at sigma 1; the multistep solvers start at 0.999, where their log-SNR is finite.
+    """
+    from diffusers import (
+        DPMSolverMultistepScheduler,
+        FlowMatchEulerDiscreteScheduler,
+        UniPCMultistepScheduler,
+    )
+
+    ways = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": shift}
+    return {
+        "own": lambda: FlowMatchEulerDiscreteScheduler(shift=shift, use_dynamic_shifting=False),
+        "unipc": lambda: UniPCMultistepScheduler(solver_order=2, **ways),
+        "dpm": lambda: DPMSolverMultistepScheduler(solver_order=2, **ways),
+    }
+
+
+def noise() -> Mapping[str, Callable[[], Any]]:
+    """Makers of schedulers for the prediction of noise: "own" (DDIM), "unipc", "dpm", "euler".
+
+    All take the betas and the spacing of scenes-unet's own.
+    """
+    from diffusers import (
+        DPMSolverMultistepScheduler,
+        EulerDiscreteScheduler,
+        UniPCMultistepScheduler,
+    )
+
+    from accel.zoo.blueprint import new_ddim
+
+    shared = ("beta_schedule", "beta_start", "beta_end", "prediction_type", "timestep_spacing")
+    ways = {name: new_ddim().config[name] for name in shared}
+    return {
+        "own": new_ddim,
+        "unipc": lambda: UniPCMultistepScheduler(solver_order=2, **ways),
+        "dpm": lambda: DPMSolverMultistepScheduler(solver_order=2, **ways),
+        "euler": lambda: EulerDiscreteScheduler(**ways),
+    }
