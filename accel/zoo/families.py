@@ -4,6 +4,7 @@ For every name one module offers what `Family` lists. It imports nothing heavy u
 """
 
 import importlib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,8 +100,12 @@ def load_pipeline(folder: Path, torch_dtype: torch.dtype) -> Any:
     """The stock diffusers pipeline in `folder`, on the CPU."""
     from diffusers import DiffusionPipeline
 
-    # The argument for the type changed its name between diffusers releases; `to` did not.
-    return DiffusionPipeline.from_pretrained(folder, local_files_only=True).to(torch_dtype)
+    with warnings.catch_warnings():
+        # Older releases of diffusers know no other name for it.
+        warnings.filterwarnings("ignore", "`torch_dtype` is deprecated", FutureWarning)
+        return DiffusionPipeline.from_pretrained(
+            folder, torch_dtype=torch_dtype, local_files_only=True
+        )
 
 
 def check_words(name: str, prompt: str) -> None:

@@ -40,7 +40,7 @@ def evaluate(count: int | None, out: Path, only: list[str] | None) -> Path:
     """Measure the model; returns the record."""
     from accel.zoo import evaluate, solvers
 
-    bench = pictures.bench(solvers.flow(shift=1.0), ABOUT.guidance)
+    bench = pictures.bench(solvers.flow("euler", shift=1.0), ABOUT.guidance)
     return evaluate.run("scenes-flux", bench, count, out, only)
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def flow(shift: float) -> Mapping[str, Callable[[], Any]]:
-    """Makers of schedulers for flow matching: "own" (Euler), "unipc" and "dpm".
+def flow(own: str, shift: float) -> Mapping[str, Callable[[], Any]]:
+    """Makers of schedulers for flow matching: "euler", "unipc" and "dpm", with `own` as "own".
 
     Euler starts at sigma 1; the multistep solvers start at 0.999, where their log-SNR is finite.
     """
@@ -16,11 +16,12 @@ def flow(shift: float) -> Mapping[str, Callable[[], Any]]:
     )
 
     ways = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": shift}
-    return {
-        "own": lambda: FlowMatchEulerDiscreteScheduler(shift=shift, use_dynamic_shifting=False),
+    makers: dict[str, Callable[[], Any]] = {
+        "euler": lambda: FlowMatchEulerDiscreteScheduler(shift=shift, use_dynamic_shifting=False),
         "unipc": lambda: UniPCMultistepScheduler(solver_order=2, **ways),
         "dpm": lambda: DPMSolverMultistepScheduler(solver_order=2, **ways),
     }
+    return {"own": makers.pop(own), **makers}
 
 
 def noise() -> Mapping[str, Callable[[], Any]]:

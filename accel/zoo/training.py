@@ -218,7 +218,16 @@ def train(
 
     `new_pool` makes the empty pool of a stage, from a seed. Returns the pipeline's folder.
     """
-    budget_s = 60 * minutes
+    with _coarse_products():
+        return _train(run, stages, new_pool, 60 * minutes)
+
+
+def _train(
+    run: Run[B],
+    stages: Sequence[Stage],
+    new_pool: Callable[[Stage, int], Pool[B]],
+    budget_s: float,
+) -> Path:
     stage, pool = None, None
     losses: list[tuple[float, float]] = []
     clock = saved_at = time.monotonic()
@@ -239,6 +248,17 @@ def train(
             run.save()
             saved_at = now
     return run.save()
+
+
+@contextmanager
+def _coarse_products() -> Iterator[None]:
+    """Multiply what autocast leaves in fp32 with as few digits as the rest."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _stage_at(stages: Sequence[Stage], spent: float) -> Stage:
@@ -273,6 +293,4 @@ def training_options(
     )
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    # What fp32 products are left after autocast need no more digits than those.
-    torch.set_float32_matmul_precision("medium")
     return vars(options)

@@ -11,7 +11,7 @@ from accel.zoo.vocabulary import T5_MAX_LENGTH, t5_tokenizer
 if TYPE_CHECKING:
     from diffusers import (
         AutoencoderKLWan,
-        FlowMatchEulerDiscreteScheduler,
+        UniPCMultistepScheduler,
         WanPipeline,
         WanTransformer3DModel,
     )
@@ -110,11 +110,13 @@ def new_umt5() -> "UMT5EncoderModel":
     return UMT5EncoderModel(config)
 
 
-def new_flow_euler() -> "FlowMatchEulerDiscreteScheduler":
-    """The scheduler of scenes-video: flow matching, most steps at high noise."""
-    from diffusers import FlowMatchEulerDiscreteScheduler
+def new_unipc() -> "UniPCMultistepScheduler":
+    """The scheduler of scenes-video, as published Wan models have it, most steps at high noise."""
+    from diffusers import UniPCMultistepScheduler
 
-    return FlowMatchEulerDiscreteScheduler(shift=SHIFT)
+    return UniPCMultistepScheduler(
+        solver_order=2, prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=SHIFT
+    )
 
 
 def video_pipeline(
@@ -128,5 +130,5 @@ def video_pipeline(
         text_encoder=umt5,
         vae=vae,
         transformer=transformer,
-        scheduler=new_flow_euler(),
+        scheduler=new_unipc(),
     )

@@ -120,7 +120,7 @@ def evaluate(count: int | None, out: Path, only: list[str] | None) -> Path:
         return clip_figures(judge, videos, clips)
 
     bench = evaluate.Bench(
-        schedulers=solvers.flow(SHIFT),
+        schedulers=solvers.flow("unipc", SHIFT),
         guidance=ABOUT.guidance,
         tasks=sample_clips,
         figures=figures,
