@@ -74,10 +74,13 @@ class WanMatmulAttention:
         if attention_mask is not None:
             raise ValueError("WanMatmulAttention takes no mask.")
         seen = hidden_states if encoder_hidden_states is None else encoder_hidden_states
-        value = attn.to_v(seen)
         query, key, value = (
-            part.to(value.dtype).unflatten(2, (attn.heads, -1)).transpose(1, 2)
-            for part in (attn.norm_q(attn.to_q(hidden_states)), attn.norm_k(attn.to_k(seen)), value)
+            part.unflatten(2, (attn.heads, -1)).transpose(1, 2)
+            for part in (
+                _rms_norm(attn.to_q(hidden_states), attn.norm_q),
+                _rms_norm(attn.to_k(seen), attn.norm_k),
+                attn.to_v(seen),
+            )
         )
         if rotary_emb is not None:
             # [1, N, 1, D] to [N, D]
