@@ -159,6 +159,8 @@ def new_ddim() -> "DDIMScheduler":
         timestep_spacing="trailing",
         clip_sample=False,
         set_alpha_to_one=False,
+        # Trailing spacing has no use for it, but the pipeline replaces anything else.
+        steps_offset=1,
     )
 
 

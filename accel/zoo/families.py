@@ -4,6 +4,7 @@ For every name one module offers what `Family` lists. It imports nothing heavy u
 """
 
 import importlib
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ MODULES = {
     "scenes-video": "accel.zoo.video.scenes_video",
 }
 """The module of every model, shipped already or still to be trained."""
+
+_WORD = re.compile(r"[\w-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ def check_words(name: str, prompt: str) -> None:
         OptionError: it does not; the message has the unknown words and the known ones.
     """
     known = family(name).words()
-    unknown = sorted({word for word in prompt.lower().split() if word not in known})
+    unknown = sorted({word for word in _WORD.findall(prompt.lower()) if word not in known})
     if unknown:
         raise OptionError(
             f"{name} never saw the {'word' if len(unknown) == 1 else 'words'} "

@@ -36,10 +36,12 @@ MEGABYTE = 1_000_000
 
 @pytest.fixture(scope="module")
 def untrained() -> dict[str, Any]:
-    """Both pipelines as their blueprints make them, but with something to show."""
+    """Both pipelines as their blueprints make them, but nothing holds the text back any more."""
     torch.manual_seed(0)
     transformer = new_video_transformer()
-    torch.nn.init.normal_(transformer.proj_out.weight, std=0.02)
+    for weight in transformer.parameters():
+        if not weight.any():
+            torch.nn.init.normal_(weight, std=0.1)
     pipes = {
         UNET: unet_pipeline(unshifted(new_vae()), new_unet(), new_clip()),
         VIDEO: video_pipeline(new_video_vae(), transformer, new_umt5()),
@@ -303,8 +305,9 @@ def test_a_card_is_shown(published: Path, capsys: Capture) -> None:
 def test_a_sample_is_written(published: Path, tmp_path: Path, capsys: Capture) -> None:
     line = ["zoo", "sample", UNET, "--steps", "2", "--out", str(tmp_path / "one.png")]
     assert main(line) == 0
-    assert Image.open(tmp_path / "one.png").size == (64, 64)
-    assert capsys.readouterr().err == ""
+    with Image.open(tmp_path / "one.png") as picture:
+        assert picture.size == (64, 64)
+    assert "trained on sentences like" not in capsys.readouterr().err
 
 
 def test_a_clip_is_written_with_all_its_frames(
@@ -313,15 +316,15 @@ def test_a_clip_is_written_with_all_its_frames(
     out = tmp_path / "new" / "clip.webp"
     line = ["zoo", "sample", VIDEO, "--steps", "2", "--frames", "5", "--size", "32"]
     assert main([*line, "--prompt", "a red bag", "--out", str(out)]) == 0
-    clip = Image.open(out)
-    assert (clip.size, clip.n_frames) == ((32, 32), 5)
+    with Image.open(out) as clip:
+        assert (clip.size, clip.n_frames) == ((32, 32), 5)
     assert "trained on sentences like" in capsys.readouterr().err
 
 
 REFUSED = [
     (["show", "scenes-flax"], "Did you mean"),
     (["sample", UNET, "--out", "x.png", "--prompt", "a red zebra"], "never saw the word zebra"),
-    (["sample", UNET, "--out", "x.png", "--prompt", "red bags, cats"], "words bags,, cats"),
+    (["sample", UNET, "--out", "x.png", "--prompt", "red bags, cats"], "words bags, cats"),
     (["sample", UNET, "--out", "x.png", "--prompt", " "], "--prompt"),
     (["sample", UNET, "--out", "x.gif"], "expected one of .png"),
     (["sample", VIDEO, "--out", "x.mp4"], "expected one of .gif"),
@@ -335,7 +338,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("line", "message"), REFUSED, ids=lambda part: " ".join(part)[:50])
+@pytest.mark.parametrize(
+    ("line", "message"), REFUSED, ids=lambda part: " ".join(part) if isinstance(part, list) else ""
+)
 def test_wrong_requests_end_with_2_before_loading(
     line: list[str],
     message: str,
