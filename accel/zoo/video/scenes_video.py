@@ -126,7 +126,7 @@ def evaluate(count: int | None, out: Path, only: list[str] | None) -> Path:
         figures=figures,
         output="frames",
         batch=4,
-        counts={"recommended": 64, "accuracy": 16, "psnr": 4, "guidance": 16},
+        counts={"recommended": 48, "accuracy": 8, "psnr": 2, "guidance": 6},
         steps=(24, 16, 12, 8, 5),
     )
     return evaluate.run("scenes-video", bench, count, out, only)
