@@ -130,7 +130,7 @@ def find(model: str) -> Source:
     """Returns the source that `model` names: a model of the zoo, a folder, or a Hub id.
 
     Raises:
-        OptionError: there is no such model, or the folder holds no pipeline.
+        OptionError: there is no such model, it makes no pictures, or the folder holds no pipeline.
     """
     if model in zoo.names():
         return _zoo_source(model)
@@ -167,6 +167,11 @@ def fingerprint(folder: Path) -> str:
 
 def _zoo_source(name: str) -> Source:
     folder = catalogue.folder(name)
+    if zoo.card(name).kind == "language":
+        raise OptionError(
+            f"{name} is a language model, and pictures are asked for. Name a pipeline, or use "
+            f"accel.zoo.load({name!r}) in Python."
+        )
     return Source(
         name=name,
         place=name,

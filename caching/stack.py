@@ -129,26 +129,23 @@ class StackCache:
         return output
 
     def _decide(self, call: Call, memory: _Memory, change: Tensor | None) -> None:
-        reason, value = self._refusal(call, memory, change)
-        agreed = self._agreed(call, reason)
+        verdict = call.generation.state((id(self), "", "every branch"), _Verdict)
+        first = verdict.step != call.step
+        follows = self.rule.joint and not first
+        # Where the first branch computed, this one need not be measured: no wait for the device.
+        refuse = _FOLLOWS if follows and not verdict.skip else None
+        reason, value = self._refusal(call, memory, change, refuse)
+        if first:
+            verdict.step, verdict.skip = call.step, reason is None
         # Only a measured, finite change can be overruled; every other reason to compute stands.
-        if value is not None and math.isfinite(value):
-            reason = agreed
+        elif follows and value is not None and math.isfinite(value):
+            reason = None
         memory.skip = reason is None
         if reason is None:
             self._note_reuse(call, memory, value)
         else:
             self._note_compute(call, memory, reason, value)
             memory.probe = change
-
-    def _agreed(self, call: Call, reason: str | None) -> str | None:
-        """Why the call computes, once the first guidance branch of the step has been heard."""
-        verdict = call.generation.state((id(self), "", "every branch"), _Verdict)
-        if verdict.step != call.step:
-            verdict.step, verdict.skip = call.step, reason is None
-        elif self.rule.joint and verdict.skip != (reason is None):
-            return None if verdict.skip else _FOLLOWS
-        return reason
 
     def _note_reuse(self, call: Call, memory: _Memory, value: float | None) -> None:
         memory.streak += 1
@@ -168,7 +165,7 @@ class StackCache:
             call.generation.timeline.warn(
                 "non-finite features were computed anew instead of reused"
             )
-        asked = value is not None and value >= self.rule.threshold
+        asked = reason == _FOLLOWS or (value is not None and value >= self.rule.threshold)
         call.decide(
             "computed" if asked or self.rule.threshold <= 0 else "forced",
             reason,
@@ -177,8 +174,9 @@ class StackCache:
         )
 
     def _refusal(
-        self, call: Call, memory: _Memory, change: Tensor | None
+        self, call: Call, memory: _Memory, change: Tensor | None, refuse: str | None
     ) -> tuple[str | None, float | None]:
+        """Why the call computes, None if it does not, and the measured change, if it was asked."""
         rule = self.rule
         if change is None:
             return _no_probe(rule, memory), None
@@ -187,6 +185,8 @@ class StackCache:
             return placed, None
         if memory.probe is None or len(memory.residuals) < len(self._segments):
             return "nothing to reuse yet", None
+        if refuse is not None:
+            return refuse, None
         return self._compare(memory, memory.probe, change)
 
     def _compare(

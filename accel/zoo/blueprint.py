@@ -217,13 +217,13 @@ def save_pipeline(pipe: "DiffusionPipeline", folder: Path) -> None:
     """Write a complete pipeline folder with weights in fp16; the models stay as they are."""
     for name, part in pipe.components.items():
         if isinstance(part, torch.nn.Module):
-            _save_half(part, folder / name)
+            save_half(part, folder / name)
         elif part is not None:
             part.save_pretrained(folder / name)
     pipe.save_config(folder)
 
 
-def _save_half(part: Any, folder: Path) -> None:
+def save_half(part: Any, folder: Path) -> None:
     """Write weights in fp16 beside a config that asks for fp32, so that all parts load alike."""
     twin = copy.deepcopy(part).half()
     twin.save_pretrained(folder)

@@ -2,28 +2,33 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 
 from accel.errors import AccelError, OptionError, nearest
 from accel.zoo.families import MODULES, family
+from accel.zoo.language.loading import LanguageModel, load_language
+from accel.zoo.language.tasks import sample_items
 from accel.zoo.scenes import Split
 
 HERE = Path(__file__).parent
 CARD_FILE = "card.json"
 _SPLITS = ("train", "held_out")
 
+Kind = Literal["image", "language", "video"]
+
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a zoo pipeline is, how it is called, where it comes from and what it reaches.
+    """What a zoo model is, how it is called, where it comes from and what it reaches.
 
-    `call` holds the recommended keyword arguments of the pipeline's call; `seconds` how long each
-    part was trained; `figures` accuracies in 0..1 and PSNR in dB; `files` every file's size in
-    bytes, relative to the pipeline's folder, and `sha256` its checksum.
+    `call` holds the recommended keyword arguments: of the pipeline's call, or of `Plan` for a
+    language model; `seconds` how long each part was trained; `figures` accuracies in 0..1 and PSNR
+    in dB; `files` every file's size in bytes, relative to the model's folder, and `sha256` its
+    checksum.
     """
 
     name: str
@@ -36,6 +41,7 @@ class Card:
     figures: dict[str, Any]
     files: dict[str, int]
     sha256: dict[str, str]
+    kind: Kind = "image"
 
 
 def names() -> tuple[str, ...]:
@@ -53,9 +59,8 @@ def card(name: str) -> Card:
     path = folder(name) / CARD_FILE
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
-        return Card(
-            name=name, **{f.name: entries[f.name] for f in fields(Card) if f.name != "name"}
-        )
+        asked = [f for f in fields(Card) if f.default is MISSING or f.name in entries]
+        return Card(name=name, **{f.name: entries[f.name] for f in asked if f.name != "name"})
     except (ValueError, KeyError) as error:
         raise AccelError(f"{path} is damaged ({error!r}). {_REINSTALL}") from error
 
@@ -64,10 +69,10 @@ _REINSTALL = "Restore it: reinstall accel, or run `git checkout` on it in a sour
 
 
 def folder(name: str) -> Path:
-    """Where the pipeline's files lie.
+    """Where the model's files lie.
 
     Raises:
-        OptionError: there is no such pipeline, or it has not been trained yet.
+        OptionError: there is no such model, or it has not been trained yet.
     """
     known = names()
     if name in MODULES and name not in known:
@@ -76,24 +81,36 @@ def folder(name: str) -> Path:
         )
     if name not in known:
         raise OptionError(
-            f"The zoo has no pipeline {name!r}; it has {', '.join(known)}.{nearest(name, known)}"
+            f"The zoo has no model {name!r}; it has {', '.join(known)}.{nearest(name, known)}"
         )
     return HERE / name
 
 
-def load(name: str, torch_dtype: torch.dtype = torch.float32) -> Any:
-    """A stock diffusers pipeline on the CPU.
+@overload
+def load(
+    name: Literal["tiny-llada", "tiny-sdar", "tiny-dream"], torch_dtype: torch.dtype = ...
+) -> LanguageModel: ...
 
-    The weights are stored in fp16. `card(name).call` holds the arguments that the pipeline was
-    tuned for; those that make pictures work without, too.
+
+@overload
+def load(name: str, torch_dtype: torch.dtype = ...) -> Any: ...
+
+
+def load(name: str, torch_dtype: torch.dtype = torch.float32) -> Any:
+    """A stock diffusers pipeline on the CPU, or a language model with its tokenizer.
+
+    Weights are stored in fp16. `card(name).call` holds the arguments that a pipeline was tuned for;
+    those that make pictures work without, too.
 
     Raises:
-        OptionError: there is no such pipeline.
+        OptionError: there is no such model.
         AccelError: one of its files is missing or is not the one that was published. Nothing was
             loaded then.
     """
-    described = card(name)
-    _check_files(folder(name), described)
+    about = card(name)
+    _check_files(folder(name), about)
+    if about.kind == "language":
+        return load_language(folder(name), torch_dtype)
     return family(name).load(folder(name), torch_dtype)
 
 
@@ -123,15 +140,17 @@ def checksum(path: Path) -> str:
 
 
 def prompts(name: str, n: int, split: Split = "held_out") -> list[str]:
-    """`n` fixed prompts for the pipeline; `held_out` ones name combinations it never trained on.
+    """`n` fixed prompts for the model; `held_out` ones are of problems it never trained on.
 
     Raises:
-        OptionError: there is no such pipeline or split, or `n` is out of range.
+        OptionError: there is no such model or split, or `n` is out of range.
     """
-    folder(name)
+    kind = card(name).kind
     if split not in _SPLITS:
         raise OptionError(f"split is {split!r}; expected one of {_SPLITS}.")
     try:
+        if kind == "language":
+            return [item.prompt for item in sample_items(n, split)]
         return family(name).prompts(n, split)
     except ValueError as error:
         raise OptionError(str(error)) from error

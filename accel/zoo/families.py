@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import torch
 
@@ -41,7 +41,7 @@ class About:
     call: Mapping[str, Any]
     guidance: str
     example: str
-    part: str = "image"
+    part: Literal["image", "video"] = "image"
 
 
 class Family(Protocol):

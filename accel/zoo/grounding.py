@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accel.zoo.scenes import COLOURS, KINDS, SIZES, Item, Scene
+from accel.zoo.scenes import COLOURS, GROUNDS, KINDS, SIZES, Item, Region, Scene
 
 REGIONS = ("whole", "left", "right", "top", "bottom")
 ITEM_CLASSES = (len(KINDS) + 1, len(COLOURS) + 1)
-WORD_CLASSES = (*ITEM_CLASSES, len(SIZES) + 1, len(REGIONS) + 1)
-REGION_CLASSES = ITEM_CLASSES * len(REGIONS)
+WORD_CLASSES = (*ITEM_CLASSES, len(SIZES) + 1, len(REGIONS) + 1, len(GROUNDS))
+CAPTION_CLASSES = (*ITEM_CLASSES * len(REGIONS), len(GROUNDS))
 UNASKED = 255
 
 
@@ -52,25 +52,32 @@ def item_answers(item: Item) -> tuple[int, int]:
     return 1 + KINDS.index(item.kind), 1 + COLOURS.index(item.colour)
 
 
-def word_answers(scene: Scene, length: int) -> Tensor:
-    """[length, 4]: for each word of the caption its item's kind, colour, size and region.
+def place_answers(item: Item, region: Region) -> tuple[int, int]:
+    """The classes of its size and of its region, from 1 on."""
+    return 1 + SIZES.index(item.size), 1 + REGIONS.index(region)
 
-    Words between and after the items, and padding, have "none".
+
+def word_answers(scene: Scene, length: int) -> Tensor:
+    """[length, 5]: for each word its item's kind, colour, size and region, and the ground.
+
+    Words between and after the items, and padding, have the item "none".
     """
+    ground = GROUNDS.index(scene.ground)
     rows = [
-        (*item_answers(item), 1 + SIZES.index(item.size), 1 + REGIONS.index(region))
+        (*item_answers(item), *place_answers(item, region), ground)
         for item, region in zip(scene.items, scene.regions(), strict=True)
     ]
-    return phrase_answers([item.phrase() for item in scene.items], rows, scene.relation, length)
+    phrases = [item.phrase() for item in scene.items]
+    return phrase_answers(phrases, [(0, 0, 0, 0, ground), *rows], scene.relation, length)
 
 
 def phrase_answers(
     phrases: Sequence[str], rows: Sequence[tuple[int, ...]], relation: str, length: int
 ) -> Tensor:
-    """[length, questions]: the phrase's row for each of its words, "none" for all other words."""
-    none = (0,) * len(rows[0])
+    """[length, questions]: the phrase's row for each of its words, the first row for all others."""
+    none, *told = rows
     answers: list[tuple[int, ...]] = []
-    for phrase, row in zip(phrases, rows, strict=True):
+    for phrase, row in zip(phrases, told, strict=True):
         between = 0 if answers else len(relation.split())
         answers += [row] * len(phrase.split()) + [none] * between
     answers += [none] * (length - len(answers))
@@ -78,28 +85,30 @@ def phrase_answers(
 
 
 def early_word_answers(scene: Scene, ends: Sequence[int], length: int) -> Tensor:
-    """[length, 4]: `word_answers` for an encoder that sees no later words, asked where it can know.
+    """[length, 5]: `word_answers` for an encoder that sees no later words, asked where it can know.
 
     That is at the last word of the second item for that item, and at the word before it, or behind
-    a single item, for the first: only there it is said where the first one lies. `ends` holds for
-    every word the position of its last token.
+    a single item, for the first: only there it is said where the first one lies. The ground is
+    asked at the caption's end. `ends` holds for every word the position of its last token.
     """
     answers = torch.full((length, len(WORD_CLASSES)), UNASKED, dtype=torch.uint8)
     first = len(scene.items[0].phrase().split())
     behind = first + max(1, len(scene.relation.split())) - 1
     last = behind + len(scene.items[-1].phrase().split())
     for item, region, word in zip(scene.items, scene.regions(), (behind, last), strict=False):
-        row = (*item_answers(item), 1 + SIZES.index(item.size), 1 + REGIONS.index(region))
-        answers[ends[word]] = torch.tensor(row, dtype=torch.uint8)
+        row = (*item_answers(item), *place_answers(item, region))
+        answers[ends[word], :-1] = torch.tensor(row, dtype=torch.uint8)
+    answers[ends[-1], -1] = GROUNDS.index(scene.ground)
     return answers
 
 
-def region_answers(scene: Scene) -> Tensor:
-    """[10]: for each of five regions the kind and the colour of the item there."""
+def caption_answers(scene: Scene) -> Tensor:
+    """[11]: for each of five regions the kind and the colour of the item there, and the ground."""
     answers = torch.zeros(len(REGIONS), 2, dtype=torch.uint8)
     for item, region in zip(scene.items, scene.regions(), strict=True):
         answers[REGIONS.index(region)] = torch.tensor(item_answers(item), dtype=torch.uint8)
-    return answers.flatten()
+    ground = torch.tensor([GROUNDS.index(scene.ground)], dtype=torch.uint8)
+    return torch.cat([answers.flatten(), ground])
 
 
 def token_answers(

@@ -7,7 +7,7 @@ from the evaluation record, if there is one. Without `--run` only card and READM
 import argparse
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +28,29 @@ def copy_weights(source: Path, target: Path) -> None:
 
 
 def write_card(folder: Path, guidance: float, seconds: dict[str, float], record: Path) -> None:
-    """Write `card.json` for the files that lie in `folder` now."""
+    """Write `card.json` for the pipeline's files that lie in `folder` now."""
     about = family(folder.name).ABOUT
     call = {**about.call, about.guidance: guidance}
     if guidance > 1:
         call["negative_prompt"] = ""
-    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in OWN_FILES)
-    names = {path: path.relative_to(folder).as_posix() for path in paths}
-    card = {
+    entries = {
         "summary": about.summary,
         "licence": about.licence,
         "data": about.data,
         "recipe": about.recipe,
+        "kind": about.part,
         "call": call,
         "seconds": seconds,
+    }
+    save_card(folder, entries, record)
+
+
+def save_card(folder: Path, about: Mapping[str, Any], record: Path) -> None:
+    """Write `card.json`: `about`, what `record` measured, and the files in `folder` now."""
+    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in OWN_FILES)
+    names = {path: path.relative_to(folder).as_posix() for path in paths}
+    card = {
+        **about,
         "figures": read_record(record)["results"] if record.exists() else {},
         "files": {name: path.stat().st_size for path, name in names.items()},
         "sha256": {name: checksum(path) for path, name in names.items()},
@@ -49,13 +58,30 @@ def write_card(folder: Path, guidance: float, seconds: dict[str, float], record:
     (folder / CARD_FILE).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
 
 
+def read_card(folder: Path) -> dict[str, Any]:
+    """What `save_card` wrote."""
+    card: dict[str, Any] = json.loads((folder / CARD_FILE).read_text(encoding="utf-8"))
+    return card
+
+
 def write_readme(folder: Path) -> None:
-    """Write `README.md` from `card.json`."""
-    card = json.loads((folder / CARD_FILE).read_text(encoding="utf-8"))
-    name, size_mb = folder.name, sum(card["files"].values()) / 1e6
+    """Write the pipeline's `README.md` from `card.json`."""
+    card, name = read_card(folder), folder.name
     about = family(name).ABOUT
-    made = "frames = pipe" if about.part == "video" else "image = pipe"
-    kept = "frames[0]" if about.part == "video" else "images[0]"
+    made = ("frames", "frames[0]") if about.part == "video" else ("image", "images[0]")
+    example = [
+        f'pipe = zoo.load("{name}")',
+        f'prompt = "{about.example}"',
+        f'{made[0]} = pipe(prompt, **zoo.card("{name}").call).{made[1]}',
+    ]
+    steps = card["call"]["num_inference_steps"]
+    save_readme(folder, example, _figures(name, card["figures"], steps))
+
+
+def save_readme(folder: Path, example: Sequence[str], figures: Sequence[str]) -> None:
+    """Write `README.md`: what `card.json` says, `example` as code, and the lines of `figures`."""
+    card, name = read_card(folder), folder.name
+    size_mb = sum(card["files"].values()) / 1e6
     call = ", ".join(f"{key}={value!r}" for key, value in card["call"].items())
     trained = ", ".join(f"{part} {value:.0f} s" for part, value in card["seconds"].items())
     lines = [
@@ -66,9 +92,7 @@ def write_readme(folder: Path) -> None:
         "```python",
         "from accel import zoo",
         "",
-        f'pipe = zoo.load("{name}")',
-        f'prompt = "{about.example}"',
-        f'{made}(prompt, **zoo.card("{name}").call).{kept}',
+        *example,
         "```",
         "",
         f"- Recommended call: `{call}`",
@@ -78,7 +102,7 @@ def write_readme(folder: Path) -> None:
         f"- Trained: {trained}",
         f"- Size: {size_mb:.1f} MB, weights in fp16",
         "",
-        *_figures(name, card["figures"], card["call"]["num_inference_steps"]),
+        *figures,
     ]
     (folder / "README.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
@@ -113,11 +137,16 @@ def _said(share: float) -> str:
 def _table(
     curves: dict[str, dict[str, dict[str, float]]], cell: Callable[[dict[str, float]], str]
 ) -> list[str]:
-    """Markdown rows, one for each number of steps, and one column for each solver."""
-    rows = [["steps", *curves], ["---"] * (len(curves) + 1)]
+    """One row for each number of steps, and one column for each solver."""
     counts = next(iter(curves.values()))
-    rows += [[count, *(cell(row[count]) for row in curves.values())] for count in counts]
-    return [*(f"| {' | '.join(row)} |" for row in rows), ""]
+    rows = [[count, *(cell(row[count]) for row in curves.values())] for count in counts]
+    return markdown_table(["steps", *curves], rows)
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table, and an empty one behind it."""
+    lines = [head, ["---"] * len(head), *rows]
+    return [*(f"| {' | '.join(line)} |" for line in lines), ""]
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from accel.zoo.example_store import ExampleStore
 from accel.zoo.grounding import item_answers, token_answers
 from accel.zoo.scenes import random_scene, render_owned
+from accel.zoo.train_text import LONG, text_length
 from accel.zoo.train_vae import encode, halved
 from accel.zoo.vocabulary import CLIP_LENGTH, T5_LENGTH, clip_tokenizer, t5_tokenizer
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 DROPOUT = 0.1
 SIDE_TOKENS = 16
 CAPACITY = 65_536
-LONG = 128
-RARE_LENGTHS = ((0.01, 512), (0.02, LONG), (0.035, 64), (0.05, 48))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +102,3 @@ class ScenePool:
             return_tensors="pt",
         ).input_ids
         return ids
-
-
-def text_length(draw: float) -> int:
-    """How many T5 tokens a batch has: 24, rarely more; `draw` is uniform in 0..1."""
-    return next((length for limit, length in RARE_LENGTHS if draw < limit), T5_LENGTH)

@@ -1,4 +1,4 @@
-"""Train the denoiser and both text encoders of scenes-flux on a CPU, resumably.
+"""Train the text encoders of scenes-flux, then its denoiser, on a CPU, resumably.
 
 `python -m accel.zoo.train_scenes_flux --minutes 115 --vae FOLDER --out FOLDER`
 
@@ -10,10 +10,10 @@ first part of the time is spent at half resolution, where a step costs a quarter
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from accel.zoo.blueprint import flux_pipeline, new_clip, new_t5, new_transformer
 from accel.zoo.grounding import ITEM_CLASSES, Reader
@@ -21,20 +21,31 @@ from accel.zoo.scene_pool import SceneBatch, ScenePool
 from accel.zoo.scenes import random_scene
 from accel.zoo.train_text import pooled_lesson, train_text, words_lesson
 from accel.zoo.train_vae import new_or_trained_vae
-from accel.zoo.training import Learner, Run, Stage, outputs_of, train, training_options
+from accel.zoo.training import (
+    Learner,
+    Run,
+    Stage,
+    eager_unless,
+    outputs_of,
+    train,
+    training_options,
+)
 from accel.zoo.training_attention import MatmulAttention
+from accel.zoo.vocabulary import T5_LENGTH
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL, FluxPipeline
 
 NAME = "scenes-flux"
-TEXT_MINUTES = 4.0
+TEXT_MINUTES = 5.0
 MIDDLE_BLOCK = 1
 HALF_SIDE = 16
 
 
 class FluxLearner(Learner[SceneBatch]):
     """The denoiser and both text encoders; the autoencoder is only carried along."""
+
+    encoders: ClassVar[frozenset[str]] = frozenset({"clip", "t5"})
 
     def __init__(self, vae: "AutoencoderKL", start: Path | None = None) -> None:
         super().__init__()
@@ -62,12 +73,18 @@ class FluxLearner(Learner[SceneBatch]):
         noise = torch.randn_like(clean)
         mix = sigma[:, None, None]
         middle_block = self.transformer.single_transformer_blocks[MIDDLE_BLOCK]
-        with torch.autocast("cpu", torch.bfloat16), outputs_of(middle_block, 1) as middle:
-            text = self.t5(batch.t5_ids)[0]
+        with (
+            torch.autocast("cpu", torch.bfloat16),
+            outputs_of(middle_block, 1) as middle,
+            eager_unless(usual=batch.t5_ids.shape[1] == T5_LENGTH),
+        ):
+            with torch.no_grad():
+                text = self.t5(batch.t5_ids)[0]
+                pooled = self.clip(batch.clip_ids).pooler_output
             velocity = self.transformer(
                 hidden_states=(1 - mix) * clean + mix * noise,
                 encoder_hidden_states=text,
-                pooled_projections=self.clip(batch.clip_ids).pooler_output,
+                pooled_projections=pooled,
                 timestep=sigma,
                 img_ids=image_ids(half=batch.latents.shape[-1] == HALF_SIDE),
                 txt_ids=torch.zeros(text.shape[1], 3),
@@ -83,6 +100,12 @@ class FluxLearner(Learner[SceneBatch]):
     def use_training_attention(self) -> None:
         """Use plain matrix products in the denoiser."""
         self.transformer.set_attn_processor(MatmulAttention())
+
+    def compiled_blocks(self) -> list[nn.Module]:
+        """All blocks but the one that is hooked."""
+        flux = self.transformer
+        blocks = [*flux.transformer_blocks, *flux.single_transformer_blocks]
+        return [b for b in blocks if b is not flux.single_transformer_blocks[MIDDLE_BLOCK]]
 
     def read_captions(self, minutes: float) -> None:
         """Train both text encoders alone."""
@@ -127,11 +150,12 @@ def train_pipeline(
     start: Path | None = None,
     text_minutes: float = TEXT_MINUTES,
     half_share: float = 0.5,
+    compiled: bool = False,
 ) -> Path:
     """Train or continue for `minutes` in all; returns the pipeline's folder below `out`."""
     torch.manual_seed(0)
     trained = new_or_trained_vae(vae, out)
-    run = Run(NAME, out, FluxLearner(trained, start))
+    run = Run(NAME, out, FluxLearner(trained, start), compiled)
     if run.step == 0:
         run.read_captions(text_minutes)
 

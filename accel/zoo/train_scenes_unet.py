@@ -1,4 +1,4 @@
-"""Train the denoiser and the text encoder of scenes-unet on a CPU, resumably.
+"""Train the text encoder of scenes-unet, then its denoiser, on a CPU, resumably.
 
 `python -m accel.zoo.train_scenes_unet --minutes 90 --out FOLDER`
 
@@ -9,10 +9,10 @@ clean steps from drowning those that decide what the picture shows.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from accel.zoo.blueprint import new_clip, new_ddim, new_unet, unet_pipeline, unshifted
 from accel.zoo.catalogue import HERE
@@ -29,13 +29,15 @@ if TYPE_CHECKING:
 
 NAME = "scenes-unet"
 VAE = HERE / "scenes-flux" / "vae"
-TEXT_MINUTES = 4.0
+TEXT_MINUTES = 5.0
 HALF_SHARE = 0.45
 MOST_SNR = 5.0
 
 
 class UNetLearner(Learner[SceneBatch]):
     """The denoiser and the text encoder; the autoencoder is only carried along."""
+
+    encoders: ClassVar[frozenset[str]] = frozenset({"clip"})
 
     def __init__(self, vae: "AutoencoderKL", start: Path | None = None) -> None:
         super().__init__()
@@ -63,7 +65,9 @@ class UNetLearner(Learner[SceneBatch]):
         timestep = torch.randint(self.noising.config.num_train_timesteps, (len(clean),))
         noisy = self.noising.add_noise(clean, noise, timestep)
         with torch.autocast("cpu", torch.bfloat16), outputs_of(self.unet.up_blocks[0]) as deep:
-            predicted = self.unet(noisy, timestep, self.clip(batch.clip_ids)[0]).sample
+            with torch.no_grad():
+                text = self.clip(batch.clip_ids)[0]
+            predicted = self.unet(noisy, timestep, text).sample
         error = (predicted.float() - noise).square().flatten(1).mean(1)
         kept = self.noising.alphas_cumprod[timestep]
         snr = kept / (1 - kept)
@@ -81,6 +85,11 @@ class UNetLearner(Learner[SceneBatch]):
         from diffusers.models.attention_processor import AttnProcessor
 
         self.unet.set_attn_processor(AttnProcessor())
+
+    def compiled_blocks(self) -> list[nn.Module]:
+        """The residual and the transformer blocks on the way down, in the middle and up."""
+        worth = {"ResnetBlock2D", "BasicTransformerBlock"}
+        return [part for part in self.unet.modules() if type(part).__name__ in worth]
 
     def read_captions(self, minutes: float) -> None:
         """Train the text encoder alone."""
@@ -103,11 +112,12 @@ def train_pipeline(
     start: Path | None = None,
     text_minutes: float = TEXT_MINUTES,
     half_share: float = HALF_SHARE,
+    compiled: bool = False,
 ) -> Path:
     """Train or continue for `minutes` in all; returns the pipeline's folder below `out`."""
     torch.manual_seed(0)
     trained = unshifted(new_or_trained_vae(vae or VAE, out))
-    run = Run(NAME, out, UNetLearner(trained, start))
+    run = Run(NAME, out, UNetLearner(trained, start), compiled)
     if run.step == 0:
         run.read_captions(text_minutes)
 

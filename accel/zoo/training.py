@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +64,12 @@ class Pool(Protocol[B_co]):
 
 
 class Learner(nn.Module, ABC, Generic[B]):
-    """The trained parts of a pipeline, together."""
+    """The trained parts of a pipeline, together.
+
+    `encoders` names those that only captions train; the denoiser's error leaves them as they are.
+    """
+
+    encoders: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def losses(self, batch: B) -> tuple[Tensor, Tensor]:
@@ -77,6 +82,19 @@ class Learner(nn.Module, ABC, Generic[B]):
     @abstractmethod
     def use_training_attention(self) -> None:
         """Give the denoiser attention whose backward pass is quick on a CPU."""
+
+    @abstractmethod
+    def compiled_blocks(self) -> Sequence[nn.Module]:
+        """The blocks that are worth compiling, without those that are hooked in training.
+
+        A hook that comes and goes would have them compiled anew.
+        """
+
+    def denoising_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What is trained together with the denoiser, by name."""
+        for name, weight in self.named_parameters():
+            if name.partition(".")[0] not in self.encoders:
+                yield name, weight
 
     @abstractmethod
     def read_captions(self, minutes: float) -> None:
@@ -111,11 +129,21 @@ def outputs_of(module: nn.Module, index: int | None = None) -> Iterator[list[Ten
         hook.remove()
 
 
-def optimizers(learner: nn.Module) -> dict[str, torch.optim.Optimizer]:
+@contextmanager
+def eager_unless(*, usual: bool) -> Iterator[None]:
+    """Run compiled blocks as they are written, unless the shapes are the `usual` ones.
+
+    Compiling for a shape that is rare takes longer than it saves.
+    """
+    with torch.compiler.set_stance("default" if usual else "force_eager"):
+        yield
+
+
+def optimizers(learner: Learner[Any]) -> dict[str, torch.optim.Optimizer]:
     """Muon for the matrices of transformer blocks, AdamW for everything else."""
     hidden: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
-    for name, weight in learner.named_parameters():
+    for name, weight in learner.denoising_parameters():
         in_block = any(mark in name for mark in _BLOCKS) and "norm" not in name
         (hidden if in_block and weight.ndim == _MATRIX else rest).append(weight)
     return {
@@ -128,11 +156,15 @@ def optimizers(learner: nn.Module) -> dict[str, torch.optim.Optimizer]:
 
 @dataclass(slots=True)
 class Run(Generic[B]):
-    """A training run: what is learnt, how far it is, and where it is kept."""
+    """A training run: what is learnt, how far it is, and where it is kept.
+
+    `compiled` takes time at each stage's start to make its steps shorter.
+    """
 
     name: str
     out: Path
     learner: Learner[B]
+    compiled: bool = False
     ema: Learner[B] = field(init=False)
     optimizers: dict[str, torch.optim.Optimizer] = field(init=False)
     step: int = 0
@@ -143,6 +175,8 @@ class Run(Generic[B]):
         """Copy the weights to be averaged, and continue from a checkpoint if there is one."""
         self.ema = copy.deepcopy(self.learner)
         self.learner.use_training_attention()
+        for block in self.learner.compiled_blocks() if self.compiled else ():
+            block.compile(dynamic=False)
         self.optimizers = optimizers(self.learner)
         if self._checkpoint.exists():
             self._restore(torch.load(self._checkpoint, weights_only=True))
@@ -290,6 +324,11 @@ def training_options(
     )
     parser.add_argument(
         "--half-share", type=float, default=half_share, help="share of the time at half resolution"
+    )
+    parser.add_argument(
+        "--compiled",
+        action="store_true",
+        help="compile the denoiser's blocks; needs a C++ compiler",
     )
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

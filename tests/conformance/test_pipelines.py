@@ -3,6 +3,7 @@
 from typing import Any
 
 import diffusers
+import peft
 import pytest
 import torch
 
@@ -173,7 +174,6 @@ def test_model_cpu_offload_hooks_of_the_pipeline_are_freed_as_before(case: Case,
 
 @pairs(("flux",))
 def test_a_lora_added_after_patching_takes_effect_and_comes_off(case: Case, name: str) -> None:
-    peft = pytest.importorskip("peft")
     method = engaging(name)
     pipe, _ = patched(case, method)
     first = case.run(pipe)

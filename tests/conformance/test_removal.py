@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
+from accelerate.hooks import add_hook_to_module, remove_hook_from_module
 from diffusers.hooks import apply_group_offloading
 
 import accel
 from tests.conformance.support import MODULES, engaging, fresh, pairs, patched
 from tests.tiny import Case
-from tests.tiny.observe import class_contents, traces
+from tests.tiny.observe import CallCounter, class_contents, traces
 
 
 @pairs()
@@ -78,21 +78,9 @@ def test_patches_of_two_pipelines_come_off_in_either_order(
         assert not {name for names in gained.values() for name in names if "accel" in name}
 
 
-class _Counter(ModelHook):  # type: ignore[misc]
-    """What `cpu_offload` installs, without the offloading: it sees every call."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def pre_forward(self, module: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        del module
-        self.calls += 1
-        return args, kwargs
-
-
 @contextmanager
-def _accelerate_hooks(case: Case, pipe: Any) -> Iterator[_Counter]:
-    counter = _Counter()
+def _accelerate_hooks(case: Case, pipe: Any) -> Iterator[CallCounter]:
+    counter = CallCounter()
     hooked = [module for denoiser in case.denoisers(pipe) for module in denoiser.modules()]
     for module in hooked:
         add_hook_to_module(module, counter, append=True)

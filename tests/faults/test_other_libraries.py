@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
+from accelerate.hooks import add_hook_to_module, remove_hook_from_module
 from diffusers import FirstBlockCacheConfig, PyramidAttentionBroadcastConfig, TaylorSeerCacheConfig
 from diffusers.hooks import apply_first_block_cache, apply_group_offloading
 from diffusers.hooks.group_offloading import GroupOffloadingHook
@@ -14,7 +14,7 @@ import accel
 from accel import ConflictError
 from caching import FirstBlockCache
 from tests.tiny import CASES, Case
-from tests.tiny.observe import traces
+from tests.tiny.observe import CallCounter, traces
 
 SKIPPING = FirstBlockCache(threshold=10.0, warmup=1, tail=0, min_steps=0)
 
@@ -114,21 +114,11 @@ def test_two_of_our_methods_that_skip_blocks_conflict_by_name(case: Case) -> Non
     assert traces(pipe) == before
 
 
-class _Counter(ModelHook):  # type: ignore[misc]
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def pre_forward(self, module: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        del module
-        self.calls += 1
-        return args, kwargs
-
-
 def test_an_accelerate_hook_added_over_ours_survives_unpatch(case: Case) -> None:
     pipe = case.make()
     plain = case.run(pipe)
     handle = accel.patch(pipe, SKIPPING)
-    counter = _Counter()
+    counter = CallCounter()
     for module in (pipe.transformer, *pipe.transformer.transformer_blocks):
         add_hook_to_module(module, counter)
     case.run(pipe)
@@ -143,7 +133,7 @@ def test_an_accelerate_hook_added_over_ours_survives_unpatch(case: Case) -> None
 
 def test_an_accelerate_hook_removed_while_patched_leaves_ours_working(case: Case) -> None:
     pipe, other = case.make(), case.make()
-    add_hook_to_module(pipe.transformer.transformer_blocks[0], _Counter())
+    add_hook_to_module(pipe.transformer.transformer_blocks[0], CallCounter())
     handle = accel.patch(pipe, SKIPPING)
     accel.patch(other, SKIPPING)
     remove_hook_from_module(pipe.transformer.transformer_blocks[0])

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from accelerate.hooks import ModelHook
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -53,6 +54,19 @@ def class_contents(owner: Any) -> dict[type, dict[str, Any]]:
     """Returns what every class of these objects, and every base of theirs, holds."""
     classes = {base for item in objects(owner).values() for base in type(item).__mro__}
     return {cls: dict(vars(cls)) for cls in classes if cls.__module__ != "builtins"}
+
+
+class CallCounter(ModelHook):  # type: ignore[misc]
+    """What accelerate's `cpu_offload` installs, without the offloading: it sees every call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def pre_forward(self, module: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """Counts."""
+        del module
+        self.calls += 1
+        return args, kwargs
 
 
 class Births(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -12,12 +12,12 @@ from accel.zoo.grounding import (
     UNASKED,
     WORD_CLASSES,
     Reader,
+    caption_answers,
     early_word_answers,
-    region_answers,
     token_answers,
     word_answers,
 )
-from accel.zoo.scenes import COLOURS, KINDS, SIZES, parse, random_scene
+from accel.zoo.scenes import COLOURS, GROUNDS, KINDS, SIZES, parse, random_scene
 from accel.zoo.train_text import word_ends
 from accel.zoo.vocabulary import CLIP_LENGTH, T5_LENGTH, clip_tokenizer, t5_tokenizer
 
@@ -28,9 +28,10 @@ BOOT = (1 + KINDS.index("ankle boot"), 1 + COLOURS.index("blue"))
 
 def test_words_tell_the_item_they_belong_to() -> None:
     rows = [tuple(row) for row in word_answers(parse(CAPTION), 16).tolist()]
-    trousers = (*TROUSERS, 1 + SIZES.index("small"), 1 + REGIONS.index("bottom"))
-    boot = (*BOOT, 1 + SIZES.index("large"), 1 + REGIONS.index("top"))
-    none = (0, 0, 0, 0)
+    navy = GROUNDS.index("navy")
+    trousers = (*TROUSERS, 1 + SIZES.index("small"), 1 + REGIONS.index("bottom"), navy)
+    boot = (*BOOT, 1 + SIZES.index("large"), 1 + REGIONS.index("top"), navy)
+    none = (0, 0, 0, 0, navy)
     assert rows == [trousers] * 3 + [none] + [boot] * 5 + [none] * 7
 
 
@@ -42,7 +43,9 @@ def test_every_word_is_one_token_so_that_answers_and_tokens_line_up() -> None:
 
 
 def test_regions_without_an_item_have_no_answer() -> None:
-    answers = region_answers(parse(CAPTION)).unflatten(0, (5, 2))
+    *items, ground = caption_answers(parse(CAPTION)).tolist()
+    answers = torch.tensor(items).unflatten(0, (5, 2))
+    assert GROUNDS[ground] == "navy"
     assert tuple(answers[REGIONS.index("top")].tolist()) == BOOT
     assert tuple(answers[REGIONS.index("bottom")].tolist()) == TROUSERS
     assert answers.count_nonzero() == 4
@@ -96,6 +99,9 @@ def test_an_encoder_that_sees_no_later_words_is_asked_where_it_can_know(
     said = [tokenizer.decode([encoded.input_ids[row]]).strip() for row in rows]
     regions = [REGIONS[answers[row, 3] - 1] for row in rows]
     assert dict(zip(said, regions, strict=True)) == asked
+    (last,) = (answers[:, -1] != UNASKED).nonzero().flatten().tolist()
+    assert tokenizer.decode([encoded.input_ids[last]]).strip() == "ground"
+    assert f"on a {GROUNDS[answers[last, -1]]} ground" in caption
 
 
 def test_an_answer_that_nobody_asked_for_costs_nothing() -> None:
@@ -108,5 +114,5 @@ def test_a_reader_that_knows_nothing_pays_for_every_class() -> None:
     reader = Reader(8, WORD_CLASSES)
     torch.nn.init.zeros_(reader.head.weight)
     torch.nn.init.zeros_(reader.head.bias)
-    loss = reader.loss(torch.randn(3, 5, 8), torch.ones(3, 5, 4, dtype=torch.uint8))
+    loss = reader.loss(torch.randn(3, 5, 8), torch.ones(3, 5, 5, dtype=torch.uint8))
     assert math.isclose(loss.item(), sum(map(math.log, WORD_CLASSES)), rel_tol=1e-5)

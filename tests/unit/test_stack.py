@@ -241,6 +241,9 @@ def test_the_second_guidance_call_follows_the_first_ones_decision():
     assert {a for (a, _), _ in pairs} == {"0"}
     assert {b for _, (b, _) in pairs} == {"1"}
     assert reasons(handle)[3] == "as the other branch of this step"
+    measured = [decision.value is not None for decision in handle.report.decisions]
+    # Measuring waits for the device, so a branch that must compute anyway is not asked.
+    assert measured == [False, False, True, True, True, False]
 
 
 def test_branches_decide_alone_without_joint():

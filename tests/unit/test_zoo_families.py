@@ -333,7 +333,7 @@ REFUSED = [
     (["sample", VIDEO, "--out", "x.gif", "--frames", "16"], "odd numbers from 1 to 65"),
     (["sample", UNET, "--out", "x.png", "--frames", "5"], "single pictures"),
     (["sample", UNET, "--out", "FILE/x.png"], "Cannot write"),
-    (["eval", "nothing"], "no pipeline 'nothing'"),
+    (["eval", "nothing"], "no model 'nothing'"),
     (["train", "nothing"], "no model 'nothing'"),
 ]
 

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from accel.zoo import training
-from accel.zoo.blueprint import new_transformer, new_unet
 from accel.zoo.example_store import ExampleStore
-from accel.zoo.scene_pool import text_length
+from accel.zoo.train_scenes_flux import FluxLearner
+from accel.zoo.train_scenes_unet import UNetLearner
+from accel.zoo.train_text import text_length
 from accel.zoo.training import Learner, Run, Stage, optimizers, train
-from accel.zoo.video.blueprint import new_video_transformer
+from accel.zoo.video.train_scenes_video import VideoLearner
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,9 @@ class Toy(Learner[Numbers]):
 
     def use_training_attention(self) -> None:
         self.texts = 0.0
+
+    def compiled_blocks(self) -> list[nn.Module]:
+        return []
 
     def read_captions(self, minutes: float) -> None:
         with torch.no_grad():
@@ -142,20 +146,27 @@ def test_both_losses_fall_and_the_average_lags_behind(tmp_path: Path) -> None:
     assert run.ema.losses(batch)[0] > last
 
 
-def test_only_matrices_in_blocks_are_left_to_muon() -> None:
-    for learner, outside in (
-        (nn.ModuleDict({"transformer": new_transformer()}), "context_embedder"),
-        (nn.ModuleDict({"transformer": new_video_transformer()}), "patch_embedding"),
-        (nn.ModuleDict({"unet": new_unet()}), "conv_in"),
-    ):
-        names = {weight: name for name, weight in learner.named_parameters()}
-        found = optimizers(learner)
-        hidden = [names[w] for group in found["muon"].param_groups for w in group["params"]]
-        rest = [names[w] for group in found["adam"].param_groups for w in group["params"]]
-        assert len(hidden) + len(rest) == len(names)
-        assert any("to_q" in name or "attn" in name for name in hidden)
-        assert not any("norm" in name for name in hidden)
-        assert any(outside in name for name in rest)
+@pytest.mark.parametrize(
+    ("make", "outside"),
+    [
+        (lambda: FluxLearner(nn.Identity()), "transformer.context_embedder.weight"),
+        (lambda: UNetLearner(nn.Identity()), "unet.conv_in.weight"),
+        (lambda: VideoLearner(nn.Identity()), "transformer.patch_embedding.weight"),
+    ],
+)
+def test_only_matrices_in_blocks_are_left_to_muon(make: Any, outside: str) -> None:
+    learner = make()
+    names = {weight: name for name, weight in learner.named_parameters()}
+    found = optimizers(learner)
+    hidden, rest = (
+        [names[weight] for group in found[kind].param_groups for weight in group["params"]]
+        for kind in ("muon", "adam")
+    )
+    assert any("to_q" in name for name in hidden)
+    assert not any("norm" in name for name in hidden)
+    assert outside in rest
+    untouched = set(names.values()) - {*hidden, *rest}
+    assert {name.split(".")[0] for name in untouched} == learner.encoders
 
 
 def test_a_store_forgets_its_oldest_rows() -> None:

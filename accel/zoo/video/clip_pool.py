@@ -13,13 +13,13 @@ from torch import Tensor
 from accel.zoo.example_store import ExampleStore
 from accel.zoo.grounding import (
     ITEM_CLASSES,
-    REGIONS,
     WORD_CLASSES,
     item_answers,
     phrase_answers,
+    place_answers,
     token_answers,
 )
-from accel.zoo.scenes import SIDE_PX, SIZES
+from accel.zoo.scenes import GROUNDS, SIDE_PX
 from accel.zoo.video.blueprint import PATCH, TEXT_LENGTH, clip_tokens
 from accel.zoo.video.clips import DIRECTIONS, MANNERS, Clip, Mover, random_clip, render_clip
 from accel.zoo.video.train_vae import encode, halved
@@ -59,17 +59,20 @@ def motion_answers(mover: Mover) -> tuple[int, int]:
 
 
 def clip_word_answers(clip: Clip, length: int) -> Tensor:
-    """[length, 6]: for each word its item's kind, colour, size, region, direction and manner."""
+    """[length, 7]: for each word what `word_answers` has, and its item's direction and manner."""
+    ground = GROUNDS.index(clip.ground)
     rows = [
         (
             *item_answers(mover.item),
-            1 + SIZES.index(mover.item.size),
-            1 + REGIONS.index(region),
+            *place_answers(mover.item, region),
+            ground,
             *motion_answers(mover),
         )
         for mover, region in zip(clip.movers, clip.regions(), strict=True)
     ]
-    return phrase_answers([mover.phrase() for mover in clip.movers], rows, clip.relation, length)
+    phrases = [mover.phrase() for mover in clip.movers]
+    none = (0, 0, 0, 0, ground, 0, 0)
+    return phrase_answers(phrases, [none, *rows], clip.relation, length)
 
 
 def video_token_answers(clip: Clip, owners: NDArray[np.uint8], *, half: bool) -> Tensor:

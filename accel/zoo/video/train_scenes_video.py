@@ -1,4 +1,4 @@
-"""Train the denoiser and the text encoder of scenes-video on a CPU, resumably.
+"""Train the text encoder of scenes-video, then its denoiser, on a CPU, resumably.
 
 `python -m accel.zoo.video.train_scenes_video --minutes 90 --out FOLDER`
 
@@ -8,15 +8,23 @@ clips of 4,608 tokens.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from accel.zoo.grounding import Reader
 from accel.zoo.train_text import Lesson, train_text
-from accel.zoo.training import Learner, Run, Stage, outputs_of, train, training_options
+from accel.zoo.training import (
+    Learner,
+    Run,
+    Stage,
+    eager_unless,
+    outputs_of,
+    train,
+    training_options,
+)
 from accel.zoo.training_attention import WanMatmulAttention
 from accel.zoo.video.blueprint import (
     LAYERS,
@@ -43,7 +51,7 @@ if TYPE_CHECKING:
     from diffusers.models.transformers.transformer_wan import WanRotaryPosEmbed
 
 NAME = "scenes-video"
-TEXT_MINUTES = 4.0
+TEXT_MINUTES = 5.0
 HALF_SHARE = 0.6
 HALF_SIDE = 16
 MIDDLE_BLOCK = LAYERS // 2 - 1
@@ -52,6 +60,8 @@ TRAIN_TIMESTEPS = 1000
 
 class VideoLearner(Learner[ClipBatch]):
     """The denoiser and the text encoder; the autoencoder is only carried along."""
+
+    encoders: ClassVar[frozenset[str]] = frozenset({"umt5"})
 
     def __init__(self, vae: "AutoencoderKLWan", start: Path | None = None) -> None:
         super().__init__()
@@ -84,11 +94,17 @@ class VideoLearner(Learner[ClipBatch]):
         mix = sigma[:, None, None, None, None]
         self.transformer.rope = self.ropes[clean.shape[-1] == HALF_SIDE]
         middle_block = self.transformer.blocks[MIDDLE_BLOCK]
-        with torch.autocast("cpu", torch.bfloat16), outputs_of(middle_block) as middle:
+        with (
+            torch.autocast("cpu", torch.bfloat16),
+            outputs_of(middle_block) as middle,
+            eager_unless(usual=batch.ids.shape[1] == TEXT_LENGTH),
+        ):
+            with torch.no_grad():
+                text = self.read(batch.ids, batch.mask)
             velocity = self.transformer(
                 hidden_states=(1 - mix) * clean + mix * noise,
                 timestep=sigma * TRAIN_TIMESTEPS,
-                encoder_hidden_states=self.read(batch.ids, batch.mask),
+                encoder_hidden_states=text,
                 return_dict=False,
             )[0]
         error: Tensor = velocity.float() - (noise - clean)
@@ -107,16 +123,21 @@ class VideoLearner(Learner[ClipBatch]):
         """Use plain matrix products in the denoiser."""
         self.transformer.set_attn_processor(WanMatmulAttention())
 
+    def compiled_blocks(self) -> list[nn.Module]:
+        """All blocks but the one that is hooked."""
+        blocks = enumerate(self.transformer.blocks)
+        return [block for index, block in blocks if index != MIDDLE_BLOCK]
+
     def read_captions(self, minutes: float) -> None:
         """Train the text encoder alone."""
         lesson = Lesson(
-            "words",
-            self.umt5,
-            clip_tokens(),
-            TEXT_LENGTH,
-            CLIP_WORD_CLASSES,
-            self.read,
-            lambda clip, _ends: clip_word_answers(clip, TEXT_LENGTH),
+            name="words",
+            encoder=self.umt5,
+            tokenizer=clip_tokens(),
+            length=TEXT_LENGTH,
+            classes=CLIP_WORD_CLASSES,
+            read=self.read,
+            answers=lambda clip, _ends, length: clip_word_answers(clip, length),
         )
         train_text([lesson], random_clip, minutes)
 
@@ -170,11 +191,12 @@ def train_pipeline(
     start: Path | None = None,
     text_minutes: float = TEXT_MINUTES,
     half_share: float = HALF_SHARE,
+    compiled: bool = False,
 ) -> Path:
     """Train or continue for `minutes` in all; returns the pipeline's folder below `out`."""
     torch.manual_seed(0)
     trained = new_or_trained_vae(vae, out)
-    run = Run(NAME, out, VideoLearner(trained, start))
+    run = Run(NAME, out, VideoLearner(trained, start), compiled)
     if run.step == 0:
         run.read_captions(text_minutes)
 
