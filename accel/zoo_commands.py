@@ -21,14 +21,15 @@ _MEGABYTE = 1e6
 
 def listing(_: argparse.Namespace) -> int:
     """Prints every model with its size and what it is."""
-    _say("\n".join(f"{name:14}{_size(name):>9}  {_summary(name)}" for name in families.MODULES))
+    known = dict.fromkeys([*families.MODULES, *zoo.names()])
+    _say("\n".join(f"{name:14}{_size(name):>9}  {_summary(name)}" for name in known))
     return 0
 
 
 def show(options: argparse.Namespace) -> int:
     """Prints a model's card."""
     card = zoo.card(options.name)
-    rows = (
+    rows = [
         f"{card.name}: {card.summary}",
         "",
         f"call      {card.call}",
@@ -38,9 +39,10 @@ def show(options: argparse.Namespace) -> int:
         f"recipe    {card.recipe}",
         f"trained   {', '.join(f'{part} {took:.0f} s' for part, took in card.seconds.items())}",
         f"reaches   {json.dumps(card.figures.get('recommended', 'not evaluated yet'))}",
-        f"words     {' '.join(families.family(card.name).words())}",
         f"example   {zoo.prompts(card.name, 1)[0]}",
-    )
+    ]
+    if card.name in families.MODULES:
+        rows.append(f"words     {' '.join(families.family(card.name).words())}")
     _say("\n".join(rows))
     return 0
 

@@ -94,7 +94,8 @@ def family(name: str) -> Family:
     """
     if name not in MODULES:
         raise OptionError(
-            f"The zoo has no model {name!r}; it has {', '.join(MODULES)}.{nearest(name, MODULES)}"
+            f"The zoo makes no pictures with {name!r}; it does with {', '.join(MODULES)}."
+            f"{nearest(name, MODULES)}"
         )
     return cast("Family", importlib.import_module(MODULES[name]))
 

@@ -1,75 +1,29 @@
-"""What the zoo offers by name: pipelines from blueprints, publishing, checksums, commands."""
+"""What the zoo offers by name: pipelines from blueprints, publishing, checksums, measuring."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors import safe_open
 
 from accel import zoo
-from accel.cli import main
 from accel.errors import AccelError, OptionError
 from accel.zoo import catalogue, evaluate, families, pictures, publish, solvers
-from accel.zoo.blueprint import new_clip, new_unet, new_vae, save_pipeline, unet_pipeline, unshifted
 from accel.zoo.evaluate import Bench, Subject
 from accel.zoo.families import MODULES, Family, family
 from accel.zoo.scenes import sample_scenes
 from accel.zoo.video import save_attention
-from accel.zoo.video.blueprint import (
-    new_umt5,
-    new_video_transformer,
-    new_video_vae,
-    video_pipeline,
-)
 from accel.zoo.video.clips import sample_clips
+from tests.unit.untrained_zoo import UNET, VIDEO, published, runs, untrained
+
+__all__ = ["published", "runs", "untrained"]
 
 Capture = pytest.CaptureFixture[str]
-UNET, VIDEO = "scenes-unet", "scenes-video"
 SMALL_CLIP = {"height": 32, "width": 32, "num_frames": 5, "max_sequence_length": 32}
 MEGABYTE = 1_000_000
-
-
-@pytest.fixture(scope="module")
-def untrained() -> dict[str, Any]:
-    """Both pipelines as their blueprints make them, but nothing holds the text back any more."""
-    torch.manual_seed(0)
-    transformer = new_video_transformer()
-    for weight in transformer.parameters():
-        if not weight.any():
-            torch.nn.init.normal_(weight, std=0.1)
-    pipes = {
-        UNET: unet_pipeline(unshifted(new_vae()), new_unet(), new_clip()),
-        VIDEO: video_pipeline(new_video_vae(), transformer, new_umt5()),
-    }
-    for pipe in pipes.values():
-        pipe.set_progress_bar_config(disable=True)
-    return pipes
-
-
-@pytest.fixture(scope="module")
-def runs(untrained: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds both as a training leaves them."""
-    folder = tmp_path_factory.mktemp("runs")
-    for name, pipe in untrained.items():
-        save_pipeline(pipe, folder / name)
-    return folder
-
-
-@pytest.fixture
-def published(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A zoo that holds both."""
-    for module in (catalogue, publish):
-        monkeypatch.setattr(module, "HERE", tmp_path)
-    for name in (UNET, VIDEO):
-        publish.copy_weights(runs / name, tmp_path / name)
-        publish.write_card(tmp_path / name, 2.0, {"denoiser": 60.0}, tmp_path / "none.json")
-        publish.write_readme(tmp_path / name)
-    return tmp_path
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -222,7 +176,9 @@ def test_models_still_to_be_trained_are_told_from_unknown_ones(
     monkeypatch.setattr(catalogue, "HERE", tmp_path)
     with pytest.raises(OptionError, match="accel zoo train scenes-video"):
         zoo.card(VIDEO)
-    with pytest.raises(OptionError, match=r"no model 'scenes-vide'.*Did you mean 'scenes-video'"):
+    with pytest.raises(
+        OptionError, match=r"no pictures with 'scenes-vide'.*Did you mean 'scenes-video'"
+    ):
         family("scenes-vide")
 
 
@@ -283,92 +239,6 @@ def test_layers_and_steps_that_are_not_there_are_refused(
     call = {**SMALL_CLIP, "num_inference_steps": 3, "guidance_scale": 1.0}
     with pytest.raises(OptionError, match=message):
         save_attention.record(untrained[VIDEO], "a small red bag", layers, steps, **call)
-
-
-def test_the_zoo_is_listed_with_what_is_missing(published: Path, capsys: Capture) -> None:
-    shutil.rmtree(published / UNET)
-    assert main(["zoo"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(MODULES)
-    assert "train it: accel zoo train scenes-unet" in lines[1]
-    assert "stock WanPipeline" in lines[2]
-
-
-def test_a_card_is_shown(published: Path, capsys: Capture) -> None:
-    assert main(["zoo", "show", VIDEO]) == 0
-    shown = capsys.readouterr().out
-    assert "'num_frames': 17" in shown
-    assert "bouncing" in shown
-    assert zoo.prompts(VIDEO, 1)[0] in shown
-
-
-def test_a_sample_is_written(published: Path, tmp_path: Path, capsys: Capture) -> None:
-    line = ["zoo", "sample", UNET, "--steps", "2", "--out", str(tmp_path / "one.png")]
-    assert main(line) == 0
-    with Image.open(tmp_path / "one.png") as picture:
-        assert picture.size == (64, 64)
-    assert "trained on sentences like" not in capsys.readouterr().err
-
-
-def test_a_clip_is_written_with_all_its_frames(
-    published: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    out = tmp_path / "new" / "clip.webp"
-    line = ["zoo", "sample", VIDEO, "--steps", "2", "--frames", "5", "--size", "32"]
-    assert main([*line, "--prompt", "a red bag", "--out", str(out)]) == 0
-    with Image.open(out) as clip:
-        assert (clip.size, clip.n_frames) == ((32, 32), 5)
-    assert "trained on sentences like" in capsys.readouterr().err
-
-
-REFUSED = [
-    (["show", "scenes-flax"], "Did you mean"),
-    (["sample", UNET, "--out", "x.png", "--prompt", "a red zebra"], "never saw the word zebra"),
-    (["sample", UNET, "--out", "x.png", "--prompt", "red bags, cats"], "words bags, cats"),
-    (["sample", UNET, "--out", "x.png", "--prompt", " "], "--prompt"),
-    (["sample", UNET, "--out", "x.gif"], "expected one of .png"),
-    (["sample", VIDEO, "--out", "x.mp4"], "expected one of .gif"),
-    (["sample", UNET, "--out", "x.png", "--size", "512"], "multiples of 8 pixels up to 256"),
-    (["sample", VIDEO, "--out", "x.gif", "--size", "40"], "multiples of 16 pixels"),
-    (["sample", VIDEO, "--out", "x.gif", "--frames", "16"], "odd numbers from 1 to 65"),
-    (["sample", UNET, "--out", "x.png", "--frames", "5"], "single pictures"),
-    (["sample", UNET, "--out", "FILE/x.png"], "Cannot write"),
-    (["eval", "nothing"], "no model 'nothing'"),
-    (["train", "nothing"], "no model 'nothing'"),
-]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"), REFUSED, ids=lambda part: " ".join(part) if isinstance(part, list) else ""
-)
-def test_wrong_requests_end_with_2_before_loading(
-    line: list[str],
-    message: str,
-    published: Path,
-    tmp_path: Path,
-    capsys: Capture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(families, "load_pipeline", None)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "FILE").write_text("")
-    assert main(["zoo", *line]) == 2
-    shown = capsys.readouterr()
-    assert shown.err.startswith("accel: error: ")
-    assert message in shown.err
-
-
-def test_training_without_the_data_set_says_how_to_get_it(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("accel.zoo.scenes._DATASET", tmp_path)
-    monkeypatch.setattr("accel.zoo.train_scenes_unet.TEXT_MINUTES", 0.0)
-    from accel.zoo.scenes import garments
-
-    garments.cache_clear()
-    monkeypatch.setattr("accel.zoo.training.Run.read_captions", lambda *_: None)
-    assert main(["zoo", "train", UNET, "--minutes", "1", "--out", str(tmp_path / "run")]) == 3
-    assert "apt-get install dataset-fashion-mnist" in capsys.readouterr().err
 
 
 def test_a_card_without_checksums_is_damaged(published: Path) -> None:
