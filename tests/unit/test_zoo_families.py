@@ -78,6 +78,17 @@ def test_solvers_for_noise_meet_where_steps_are_many(untrained: dict[str, Any]) 
         assert (latents[name] - latents["own"]).square().mean() < size / 10
 
 
+@pytest.mark.parametrize("scheduler", ["own", "unipc", "dpm"])
+def test_every_solver_takes_flux_through_the_same_levels(scheduler: str) -> None:
+    pipe = zoo.load("scenes-flux")
+    pipe.scheduler = solvers.flow("euler", 1.0)[scheduler]()
+    prompt = "a large red bag on a mint ground"
+    latents = pipe(prompt, height=16, width=16, num_inference_steps=4, output_type="latent").images
+    assert torch.isfinite(latents).all()
+    levels = torch.as_tensor(pipe.scheduler.sigmas)
+    assert torch.allclose(levels, torch.tensor([1, 0.75, 0.5, 0.25, 0]), atol=2e-3)
+
+
 @pytest.mark.parametrize("scheduler", ["own", "euler", "dpm"])
 def test_video_runs_under_every_solver_and_equal_seeds_agree(
     untrained: dict[str, Any], scheduler: str
