@@ -2,6 +2,8 @@
 
 exception  # what `__exit__` is handed
 
+types  # what `__torch_function__` is handed
+
 # Only quoted annotations use these, so that importing the module does not import their library.
 ModelMixin
 PreTrainedModel

@@ -1,4 +1,4 @@
-"""The command line: `accel doctor | compare | generate | bench`.
+"""The command line: `accel doctor | compare | generate | bench | zoo`.
 
 Ends with 0 if all went well, 1 if something failed on the way, 2 for a wrong request, 3 if the
 model could not be loaded, and 130 after Ctrl-C.
@@ -13,9 +13,16 @@ from typing import TYPE_CHECKING
 
 from accel import __version__
 from accel import commands as do
+from accel import zoo_commands as zoo_do
 from accel.batch import MAX_BATCH_SIZE
 from accel.errors import AccelError
-from accel.options import add_acceleration, add_model, add_pictures, whole_number
+from accel.options import (
+    add_acceleration,
+    add_model,
+    add_pictures,
+    add_sampling,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - has no other name
@@ -60,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"accel {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
-    for add in (_add_doctor, _add_compare, _add_generate, _add_bench):
+    for add in (_add_doctor, _add_compare, _add_generate, _add_bench, _add_zoo):
         add(commands)
     return parser
 
@@ -140,6 +147,55 @@ def _add_bench(commands: "Commands") -> None:
     _add_controls(parser)
     add_model(parser)
     add_acceleration(parser)
+
+
+def _add_zoo(commands: "Commands") -> None:
+    about = "the small trained models that come with accel: list, show, sample, eval, train"
+    parser = _command(commands, "zoo", about, zoo_do.listing)
+    actions = parser.add_subparsers(title="actions", metavar="ACTION")
+    for add in (_add_zoo_show, _add_zoo_sample, _add_zoo_eval, _add_zoo_train):
+        add(actions)
+
+
+def _add_zoo_show(actions: "Commands") -> None:
+    parser = _command(actions, "show", "a model's card and the words that it knows", zoo_do.show)
+    parser.add_argument("name")
+
+
+def _add_zoo_sample(actions: "Commands") -> None:
+    parser = _command(actions, "sample", "one picture or clip", zoo_do.sample)
+    parser.add_argument("name")
+    parser.add_argument("--prompt", help="what to show (default: a prompt of the model's own)")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help=".png; for clips .gif or .webp"
+    )
+    parser.add_argument("--frames", type=whole_number(1, 1000), help="of a clip")
+    add_sampling(parser)
+
+
+def _add_zoo_eval(actions: "Commands") -> None:
+    parser = _command(actions, "eval", "accuracy and PSNR over steps, as a record", zoo_do.evaluate)
+    parser.add_argument("name")
+    parser.add_argument(
+        "--prompts", type=whole_number(1, 4096), help="at most so many in each stage"
+    )
+    parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="(default: here)")
+    parser.add_argument("--only", nargs="+", metavar="STAGE", help="the record keeps the others")
+
+
+def _add_zoo_train(actions: "Commands") -> None:
+    about = "train a model anew on this machine; started again, it goes on"
+    parser = _command(actions, "train", about, zoo_do.train)
+    parser.add_argument("name")
+    parser.add_argument(
+        "--minutes",
+        type=whole_number(1, 100_000),
+        default=90,
+        help="in all, after the autoencoder's (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="where it is kept (default: accel-zoo-NAME)"
+    )
 
 
 def _add_controls(parser: argparse.ArgumentParser) -> None:

@@ -69,13 +69,18 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_MODEL,
         help="folder of a diffusers pipeline, Hub id, or model of the zoo (default: %(default)s)",
     )
-    group.add_argument("--device", default="auto", help="as torch names it (default: the best)")
     group.add_argument(
         "--dtype",
         default="auto",
         choices=("auto", "float32", "float16", "bfloat16"),
         help="of the weights (default: fits the device)",
     )
+    add_sampling(group)
+
+
+def add_sampling(group: "argparse._ActionsContainer") -> None:
+    """Adds how one picture is sampled, and on which device."""
+    group.add_argument("--device", default="auto", help="as torch names it (default: the best)")
     group.add_argument("--steps", type=whole_number(1, MAX_STEPS), help="denoising steps")
     group.add_argument("--size", type=size, metavar="WxH", help="in pixels, as 512 or 768x512")
     group.add_argument("--guidance", type=guidance, help="guidance scale")

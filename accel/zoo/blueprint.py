@@ -1,25 +1,28 @@
-"""Untrained parts of the zoo's Flux pipeline: sizes and seeds of every component."""
+"""Untrained parts of the zoo's image pipelines, and how whole pipelines are put together."""
 
 import copy
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from accel.zoo.vocabulary import (
-    CLIP_LENGTH,
-    T5_MAX_LENGTH,
-    clip_tokenizer,
-    save_tokenizers,
-    t5_tokenizer,
-)
+from accel.zoo.vocabulary import CLIP_LENGTH, T5_MAX_LENGTH, clip_tokenizer, t5_tokenizer
 
 if TYPE_CHECKING:
-    from diffusers import AutoencoderKL, FluxTransformer2DModel, ModelMixin
-    from transformers import CLIPTextModel, PreTrainedModel, T5EncoderModel
+    from diffusers import (
+        AutoencoderKL,
+        DDIMScheduler,
+        DiffusionPipeline,
+        FluxPipeline,
+        FluxTransformer2DModel,
+        StableDiffusionPipeline,
+        UNet2DConditionModel,
+    )
+    from transformers import CLIPTextModel, T5EncoderModel
 
 LATENT_CHANNELS = 4
 TEXT_DIM = 128
+UNET_CHANNELS = (48, 96, 128)
 
 
 def new_vae() -> "AutoencoderKL":
@@ -116,31 +119,111 @@ def new_t5() -> "T5EncoderModel":
     return T5EncoderModel(config)
 
 
-def save_pipeline(
-    folder: Path,
+def new_unet() -> "UNet2DConditionModel":
+    """The denoiser of scenes-unet: three levels of two layers, about 7.9 M parameters.
+
+    The two deeper levels and the middle attend to the text; the shallowest, where a layer costs
+    most, only convolves.
+    """
+    from diffusers import UNet2DConditionModel
+
+    return UNet2DConditionModel(
+        sample_size=32,
+        in_channels=LATENT_CHANNELS,
+        out_channels=LATENT_CHANNELS,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        block_out_channels=UNET_CHANNELS,
+        layers_per_block=2,
+        cross_attention_dim=TEXT_DIM,
+        # For UNets of this class diffusers calls the number of heads so; a head has 32 dimensions.
+        attention_head_dim=tuple(channels // 32 or 1 for channels in UNET_CHANNELS),
+        norm_num_groups=16,
+    )
+
+
+def new_ddim() -> "DDIMScheduler":
+    """The scheduler of scenes-unet, for the prediction of noise.
+
+    Linear betas leave a signal of 0.006 in the last step, where Stable Diffusion's leave 0.07: the
+    noise that sampling starts from does not tell a ground colour. Steps are spaced from that last
+    step on (arXiv 2305.08891).
+    """
+    from diffusers import DDIMScheduler
+
+    return DDIMScheduler(
+        beta_schedule="linear",
+        beta_start=1e-4,
+        beta_end=0.02,
+        prediction_type="epsilon",
+        timestep_spacing="trailing",
+        clip_sample=False,
+        set_alpha_to_one=False,
+        # Trailing spacing has no use for it, but the pipeline replaces anything else.
+        steps_offset=1,
+    )
+
+
+def flux_pipeline(
     vae: "AutoencoderKL",
     transformer: "FluxTransformer2DModel",
     clip: "CLIPTextModel",
     t5: "T5EncoderModel",
-) -> None:
-    """Write a complete `FluxPipeline` folder with weights in fp16; the models stay as they are."""
+) -> "FluxPipeline":
+    """A stock `FluxPipeline` of these parts."""
     from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline
 
-    save_tokenizers(folder)
-    parts = {"vae": vae, "transformer": transformer, "text_encoder": clip, "text_encoder_2": t5}
-    for name, part in parts.items():
-        save_half(part, folder / name)
-    pipe = FluxPipeline(
+    return FluxPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0, use_dynamic_shifting=False),
         tokenizer=clip_tokenizer(),
         tokenizer_2=t5_tokenizer(),
-        **parts,
+        vae=vae,
+        transformer=transformer,
+        text_encoder=clip,
+        text_encoder_2=t5,
     )
-    pipe.scheduler.save_pretrained(folder / "scheduler")
+
+
+def unet_pipeline(
+    vae: "AutoencoderKL", unet: "UNet2DConditionModel", clip: "CLIPTextModel"
+) -> "StableDiffusionPipeline":
+    """A stock `StableDiffusionPipeline` of these parts, without a safety checker."""
+    from diffusers import StableDiffusionPipeline
+
+    return StableDiffusionPipeline(
+        scheduler=new_ddim(),
+        tokenizer=clip_tokenizer(),
+        vae=vae,
+        unet=unet,
+        text_encoder=clip,
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+
+
+def unshifted(vae: "AutoencoderKL") -> "AutoencoderKL":
+    """A copy that scales its latents to a mean square of 1 and does not shift them.
+
+    `StableDiffusionPipeline` knows no shift; whoever ignores one decodes colours off by a constant.
+    """
+    twin = copy.deepcopy(vae)
+    deviation, mean = 1 / float(vae.config.scaling_factor), float(vae.config.shift_factor or 0.0)
+    twin.register_to_config(shift_factor=None, scaling_factor=(deviation**2 + mean**2) ** -0.5)
+    return twin
+
+
+def save_pipeline(pipe: "DiffusionPipeline", folder: Path) -> None:
+    """Write a complete pipeline folder with weights in fp16; the models stay as they are."""
+    for name, part in pipe.components.items():
+        if isinstance(part, torch.nn.Module):
+            save_half(part, folder / name)
+        elif part is not None:
+            part.save_pretrained(folder / name)
     pipe.save_config(folder)
 
 
-def save_half(part: "PreTrainedModel | ModelMixin", folder: Path) -> None:
+def save_half(part: Any, folder: Path) -> None:
     """Write weights in fp16 beside a config that asks for fp32, so that all parts load alike."""
     twin = copy.deepcopy(part).half()
     twin.save_pretrained(folder)

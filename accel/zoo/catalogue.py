@@ -1,25 +1,24 @@
 """What the zoo holds, and how it is loaded."""
 
+import hashlib
 import json
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 
 from accel.errors import AccelError, OptionError, nearest
+from accel.zoo.families import MODULES, family
 from accel.zoo.language.loading import LanguageModel, load_language
 from accel.zoo.language.tasks import sample_items
-from accel.zoo.scenes import Split, sample_scenes
-
-if TYPE_CHECKING:
-    from diffusers import FluxPipeline
+from accel.zoo.scenes import Split
 
 HERE = Path(__file__).parent
 CARD_FILE = "card.json"
 _SPLITS = ("train", "held_out")
 
-Kind = Literal["image", "language"]
+Kind = Literal["image", "language", "video"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,8 @@ class Card:
 
     `call` holds the recommended keyword arguments: of the pipeline's call, or of `Plan` for a
     language model; `seconds` how long each part was trained; `figures` accuracies in 0..1 and PSNR
-    in dB; `files` every file's size in bytes, relative to the model's folder.
+    in dB; `files` every file's size in bytes, relative to the model's folder, and `sha256` its
+    checksum.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Card:
     seconds: dict[str, float]
     figures: dict[str, Any]
     files: dict[str, int]
+    sha256: dict[str, str]
     kind: Kind = "image"
 
 
@@ -71,9 +72,13 @@ def folder(name: str) -> Path:
     """Where the model's files lie.
 
     Raises:
-        OptionError: there is no such model.
+        OptionError: there is no such model, or it has not been trained yet.
     """
     known = names()
+    if name in MODULES and name not in known:
+        raise OptionError(
+            f"{name} does not come with this copy of accel. Train it: `accel zoo train {name}`."
+        )
     if name not in known:
         raise OptionError(
             f"The zoo has no model {name!r}; it has {', '.join(known)}.{nearest(name, known)}"
@@ -88,33 +93,29 @@ def load(
 
 
 @overload
-def load(name: str, torch_dtype: torch.dtype = ...) -> "FluxPipeline": ...
+def load(name: str, torch_dtype: torch.dtype = ...) -> Any: ...
 
 
-def load(name: str, torch_dtype: torch.dtype = torch.float32) -> "FluxPipeline | LanguageModel":
+def load(name: str, torch_dtype: torch.dtype = torch.float32) -> Any:
     """A stock diffusers pipeline on the CPU, or a language model with its tokenizer.
 
-    Weights are stored in fp16. A pipeline has 64 x 64 pixels as its default size, so that a plain
-    `pipe(prompt)` works; `card(name).call` holds the arguments that it was tuned for.
+    Weights are stored in fp16. `card(name).call` holds the arguments that a pipeline was tuned for;
+    those that make pictures work without, too.
 
     Raises:
         OptionError: there is no such model.
-        AccelError: one of its files is missing or has the wrong size. Nothing was loaded then.
+        AccelError: one of its files is missing or is not the one that was published. Nothing was
+            loaded then.
     """
     about = card(name)
-    _check_files(folder(name), about.files)
+    _check_files(folder(name), about)
     if about.kind == "language":
         return load_language(folder(name), torch_dtype)
-    from diffusers import FluxPipeline
-
-    # The argument for the type changed its name between diffusers releases; `to` did not.
-    pipe = FluxPipeline.from_pretrained(folder(name), local_files_only=True).to(torch_dtype)
-    pipe.default_sample_size = about.call["height"] // pipe.vae_scale_factor
-    return pipe
+    return family(name).load(folder(name), torch_dtype)
 
 
-def _check_files(root: Path, sizes: dict[str, int]) -> None:
-    for relative, expected in sizes.items():
+def _check_files(root: Path, described: Card) -> None:
+    for relative, expected in described.files.items():
         path = root / relative
         if not path.is_file():
             raise AccelError(f"{path} is missing. {_REINSTALL}")
@@ -124,6 +125,18 @@ def _check_files(root: Path, sizes: dict[str, int]) -> None:
                 f"{path} has {found} bytes where {expected} are expected; it is truncated, changed "
                 f"or a Git LFS pointer. {_REINSTALL}"
             )
+        digest, published = checksum(path), described.sha256.get(relative)
+        if digest != published:
+            raise AccelError(
+                f"{path} has the SHA-256 {digest} where {published} is expected; its content is "
+                f"not what was published. {_REINSTALL}"
+            )
+
+
+def checksum(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def prompts(name: str, n: int, split: Split = "held_out") -> list[str]:
@@ -138,6 +151,6 @@ def prompts(name: str, n: int, split: Split = "held_out") -> list[str]:
     try:
         if kind == "language":
             return [item.prompt for item in sample_items(n, split)]
-        return [scene.caption() for scene in sample_scenes(n, split)]
+        return family(name).prompts(n, split)
     except ValueError as error:
         raise OptionError(str(error)) from error

@@ -1,220 +1,204 @@
-"""Measure a zoo pipeline: `python -m accel.zoo.evaluate scenes-flux`.
+"""Measure a zoo pipeline: `python -m accel.zoo.evaluate scenes-flux`, or `accel zoo eval`.
 
-Task accuracy on held-out prompts as the judge sees it, and PSNR to the recommended number of steps
-and to a converged solution; both over the number of steps, with the pipeline's own scheduler and
-with second-order multistep solvers. These curves are the controls that acceleration must beat.
+How well it does on held-out prompts, and PSNR to the recommended number of steps and to a converged
+solution; both over the number of steps, with the pipeline's own scheduler and with second-order
+multistep solvers. These curves are the controls that acceleration must beat.
 """
 
 import argparse
 import logging
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from accel.record import read_record, write_record
 from accel.zoo.catalogue import card, load
-from accel.zoo.judge import Judge, Score
-from accel.zoo.scenes import Scene, sample_scenes
-
-if TYPE_CHECKING:
-    from diffusers import FluxPipeline
+from accel.zoo.families import family
 
 STEPS = (50, 28, 20, 14, 10, 7, 5)
-SOLVERS = ("own", "unipc", "dpm")
 CONVERGED_STEPS = 140
-BATCH = 32
 GUIDANCE = (1.0, 2.0, 3.0)
 RECORD = Path("tests/benchmarks/records")
+
+Curves = dict[str, dict[str, dict[str, float]]]
 
 log = logging.getLogger(__name__)
 
 
-def use_solver(pipe: "FluxPipeline", solver: str) -> None:
-    """Give `pipe` its own Euler scheduler or a second-order multistep one, on linear flow sigmas.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """How one kind of pipeline is measured.
 
-    Euler starts at sigma 1; the multistep solvers start at 0.999, where their log-SNR is finite.
+    Attributes:
+        schedulers: Makers of the schedulers to try; the pipeline's own is "own" and comes first,
+            the one that the accuracy is measured with beside it second.
+        guidance: The argument of the pipeline's call that holds the guidance scale.
+        tasks: The first so many held-out scenes or clips.
+        figures: What is right in the outputs for these tasks.
+        output: The attribute of the pipeline's output that holds them.
+        batch: How many are made in one call.
+        counts: How many tasks each stage takes.
+        steps: The numbers of denoising steps to try.
     """
-    from diffusers import (
-        DPMSolverMultistepScheduler,
-        FlowMatchEulerDiscreteScheduler,
-        UniPCMultistepScheduler,
-    )
 
-    flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 1.0}
-    schedulers = {
-        "own": lambda: FlowMatchEulerDiscreteScheduler(shift=1.0, use_dynamic_shifting=False),
-        "unipc": lambda: UniPCMultistepScheduler(solver_order=2, **flow),
-        "dpm": lambda: DPMSolverMultistepScheduler(
-            solver_order=2, **flow, use_dynamic_shifting=True, time_shift_type="exponential"
-        ),
-    }
-    scheduler = pipe.scheduler = schedulers[solver]()
-    # FluxPipeline gives every scheduler a shift, which this one only takes as a dynamic one.
-    scheduler.register_to_config(base_shift=0.0, max_shift=0.0)
+    schedulers: Mapping[str, Callable[[], Any]]
+    guidance: str
+    tasks: Callable[[int], list[Any]]
+    figures: Callable[[Tensor, Sequence[Any]], dict[str, float]]
+    output: str
+    batch: int
+    counts: Mapping[str, int]
+    steps: Sequence[int] = STEPS
 
 
-def generate(
-    pipe: "FluxPipeline", scenes: Sequence[Scene], call: dict[str, Any], batch: int = BATCH
-) -> Tensor:
-    """Pictures of the scenes, [B, 3, 64, 64] in 0..1; prompt i has a CPU generator with seed i."""
-    pictures = []
-    for start in range(0, len(scenes), batch):
-        part = scenes[start : start + batch]
-        seeds = range(start, start + len(part))
-        images = pipe(
-            [scene.caption() for scene in part],
-            generator=[torch.Generator("cpu").manual_seed(seed) for seed in seeds],
-            output_type="pt",
-            **_for_batch(call, len(part)),
-        ).images
-        pictures.append(images.float())
-    return torch.cat(pictures)
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A pipeline under measurement, with its recommended call."""
+
+    bench: Bench
+    pipe: Any
+    call: Mapping[str, Any]
+
+    def generate(self, tasks: Sequence[Any], scheduler: str = "own", **changes: Any) -> Tensor:
+        """Outputs for the tasks, [B, ...] in 0..1; task i has a CPU generator with seed i."""
+        self.pipe.scheduler = self.bench.schedulers[scheduler]()
+        made = []
+        for start in range(0, len(tasks), self.bench.batch):
+            part = tasks[start : start + self.bench.batch]
+            seeds = range(start, start + len(part))
+            output = self.pipe(
+                [task.caption() for task in part],
+                generator=[torch.Generator("cpu").manual_seed(seed) for seed in seeds],
+                output_type="pt",
+                **_for_batch({**self.call, **changes}, len(part)),
+            )
+            made.append(getattr(output, self.bench.output).float())
+        return torch.cat(made)
+
+    def figures(self, tasks: Sequence[Any], scheduler: str = "own", **changes: Any) -> Any:
+        """What is right in the outputs for the tasks."""
+        found = self.bench.figures(self.generate(tasks, scheduler, **changes), tasks)
+        log.info("%s %s: %s", scheduler, changes, found)
+        return found
 
 
-def _for_batch(call: dict[str, Any], count: int) -> dict[str, Any]:
+def _for_batch(call: Mapping[str, Any], count: int) -> Mapping[str, Any]:
     """The call with its negative prompt, if any, repeated for every prompt."""
     if "negative_prompt" not in call:
         return call
     return {**call, "negative_prompt": [call["negative_prompt"]] * count}
 
 
-def figures(score: Score) -> dict[str, float]:
-    """The three accuracies, each 0..1."""
+def accuracy_curves(subject: Subject, tasks: Sequence[Any]) -> Curves:
+    """Figures by scheduler and by number of steps."""
     return {
-        "kind": round(score.kind_accuracy, 4),
-        "colour": round(score.colour_accuracy, 4),
-        "both": round(score.both_accuracy, 4),
+        scheduler: {
+            str(steps): subject.figures(tasks, scheduler, num_inference_steps=steps)
+            for steps in subject.bench.steps
+        }
+        for scheduler in list(subject.bench.schedulers)[:2]
     }
 
 
-def accuracy_curves(
-    pipe: "FluxPipeline", judge: Judge, scenes: Sequence[Scene], call: dict[str, Any]
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Accuracies by solver and by number of steps."""
-    curves: dict[str, dict[str, dict[str, float]]] = {}
-    for solver in SOLVERS[:2]:
-        use_solver(pipe, solver)
-        for steps in STEPS:
-            images = generate(pipe, scenes, {**call, "num_inference_steps": steps})
-            found = figures(judge.score(images, scenes))
-            curves.setdefault(solver, {})[str(steps)] = found
-            log.info("%s %d steps: %s", solver, steps, found)
-    return curves
-
-
-def headline(
-    pipe: "FluxPipeline", judge: Judge, scenes: Sequence[Scene], call: dict[str, Any]
-) -> dict[str, float]:
-    """Accuracies of the recommended call."""
-    use_solver(pipe, "own")
-    found = figures(judge.score(generate(pipe, scenes, call), scenes))
-    log.info("recommended call, %d prompts: %s", len(scenes), found)
-    return found
-
-
-def psnr_curves(
-    pipe: "FluxPipeline", scenes: Sequence[Scene], call: dict[str, Any]
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Mean and worst PSNR in dB, by solver and steps, to both references."""
-    use_solver(pipe, "own")
+def psnr_curves(subject: Subject, tasks: Sequence[Any]) -> Curves:
+    """Mean and worst PSNR in dB, by scheduler and steps, to both references."""
     references = {
-        "recommended": generate(pipe, scenes, call),
-        "converged": generate(pipe, scenes, {**call, "num_inference_steps": CONVERGED_STEPS}),
+        "recommended": subject.generate(tasks),
+        "converged": subject.generate(tasks, num_inference_steps=CONVERGED_STEPS),
     }
-    curves: dict[str, dict[str, dict[str, float]]] = {}
-    for solver in SOLVERS:
-        use_solver(pipe, solver)
-        for steps in STEPS:
-            images = generate(pipe, scenes, {**call, "num_inference_steps": steps})
+    curves: Curves = {}
+    for scheduler in subject.bench.schedulers:
+        for steps in subject.bench.steps:
+            outputs = subject.generate(tasks, scheduler, num_inference_steps=steps)
             row = {}
             for name, reference in references.items():
-                values = psnr(images, reference)
+                values = psnr(outputs, reference)
                 row[f"{name}_mean"] = round(values.mean().item(), 2)
                 row[f"{name}_worst"] = round(values.min().item(), 2)
-            curves.setdefault(solver, {})[str(steps)] = row
-            log.info("%s %d steps: %s", solver, steps, row)
+            curves.setdefault(scheduler, {})[str(steps)] = row
+            log.info("%s %d steps: %s", scheduler, steps, row)
     return curves
 
 
-def psnr(images: Tensor, reference: Tensor) -> Tensor:
-    """PSNR in dB of every image, [B]; 100 where both are equal to within 1e-5."""
-    error = (images - reference).square().flatten(1).mean(1)
+def psnr(outputs: Tensor, reference: Tensor) -> Tensor:
+    """PSNR in dB of every picture or video, [B]; 100 where both are equal to within 1e-5."""
+    error = (outputs - reference).square().flatten(1).mean(1)
     return -10 * error.clamp(min=1e-10).log10()
 
 
-def guidance_look(
-    pipe: "FluxPipeline", judge: Judge, scenes: Sequence[Scene], call: dict[str, Any]
-) -> dict[str, dict[str, float]]:
-    """Accuracies by `true_cfg_scale`."""
-    use_solver(pipe, "own")
+def guidance_look(subject: Subject, tasks: Sequence[Any]) -> dict[str, dict[str, float]]:
+    """Figures by guidance scale."""
     found = {}
     for scale in GUIDANCE:
-        images = generate(pipe, scenes, {**call, "true_cfg_scale": scale, "negative_prompt": ""})
-        found[str(scale)] = figures(judge.score(images, scenes))
-        log.info("guidance %.1f: %s", scale, found[str(scale)])
+        changes: dict[str, Any] = {subject.bench.guidance: scale, "negative_prompt": ""}
+        found[str(scale)] = subject.figures(tasks, **changes)
     return found
 
 
-def seconds_per_image(pipe: "FluxPipeline", call: dict[str, Any], rounds: int = 7) -> float:
+def seconds_per_call(subject: Subject, rounds: int = 7) -> float:
     """Median seconds of one call with one prompt, after one untimed call."""
-    use_solver(pipe, "own")
     taken = []
     for _ in range(rounds + 1):
         started = time.perf_counter()
-        generate(pipe, sample_scenes(1), call)
+        subject.generate(subject.bench.tasks(1))
         taken.append(time.perf_counter() - started)
-    return statistics.median(taken[1:])
+    return round(statistics.median(taken[1:]), 4)
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name")
-    parser.add_argument("--prompts", type=int, default=256)
-    parser.add_argument("--curve-prompts", type=int, default=256)
-    parser.add_argument("--psnr-prompts", type=int, default=32)
-    parser.add_argument("--guidance-prompts", type=int, default=64)
-    parser.add_argument("--out", type=Path, default=RECORD)
-    parser.add_argument("--only", nargs="+", help="stages to run; the record keeps the others")
-    return parser.parse_args()
+def run(name: str, bench: Bench, count: int | None, out: Path, only: Sequence[str] | None) -> Path:
+    """Run every stage, or those of `only`, and write the record below `out`.
+
+    `count` limits how many tasks a stage takes. The record keeps what other stages had found.
+    """
+    counts = {part: min(n, count or n) for part, n in bench.counts.items()}
+    tasks = {part: bench.tasks(n) for part, n in counts.items()}
+    call = card(name).call
+    half, full = (
+        Subject(bench, load(name, dtype), call) for dtype in (torch.bfloat16, torch.float32)
+    )
+    for subject in (half, full):
+        subject.pipe.set_progress_bar_config(disable=True)
+    stages: dict[str, Callable[[], Any]] = {
+        "guidance": lambda: guidance_look(half, tasks["guidance"]),
+        "recommended": lambda: half.figures(tasks["recommended"]),
+        "psnr_db": lambda: psnr_curves(full, tasks["psnr"]),
+        "accuracy": lambda: accuracy_curves(half, tasks["accuracy"]),
+        f"seconds_per_{family(name).ABOUT.part}_fp32_p50": lambda: seconds_per_call(full),
+    }
+    config = {
+        "pipeline": name,
+        "call": call,
+        "converged_steps": CONVERGED_STEPS,
+        "batch": bench.batch,
+        "prompts": counts,
+        "dtype": {"accuracy": "bfloat16", "psnr": "float32"},
+    }
+    path = out / f"zoo-{name}.json"
+    results = read_record(path)["results"] if only and path.exists() else {}
+    seeds = list(range(max(counts.values())))
+    # Written after every stage: an interrupted evaluation keeps what it has measured.
+    for stage in only or stages:
+        results[stage] = stages[stage]()
+        write_record(path, f"zoo {name}", config, seeds, results)
+    return path
 
 
 def main() -> None:
-    """Run every stage, or those of `--only`, and write the record."""
-    options = _options()
+    """Measure the named pipeline."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name")
+    parser.add_argument("--prompts", type=int, help="at most so many in each stage")
+    parser.add_argument("--out", type=Path, default=RECORD)
+    parser.add_argument("--only", nargs="+", help="stages to run; the record keeps the others")
+    options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    call = card(options.name).call
-    judge, scenes = Judge.load(), sample_scenes(options.prompts)
-    half, full = load(options.name, torch.bfloat16), load(options.name, torch.float32)
-    for pipe in (half, full):
-        pipe.set_progress_bar_config(disable=True)
-    curve, few = scenes[: options.curve_prompts], scenes[: options.psnr_prompts]
-    stages: dict[str, Callable[[], Any]] = {
-        "guidance": lambda: guidance_look(half, judge, scenes[: options.guidance_prompts], call),
-        "recommended": lambda: headline(half, judge, scenes, call),
-        "psnr_db": lambda: psnr_curves(full, few, call),
-        "accuracy": lambda: accuracy_curves(half, judge, curve, call),
-        "seconds_per_image_fp32_p50": lambda: round(seconds_per_image(full, call), 4),
-    }
-    config = {
-        "pipeline": options.name,
-        "call": call,
-        "converged_steps": CONVERGED_STEPS,
-        "accuracy": {"dtype": "bfloat16", "batch": BATCH, "prompts": len(scenes)},
-        "curve_prompts": len(curve),
-        "guidance_prompts": options.guidance_prompts,
-        "psnr": {"dtype": "float32", "batch": BATCH, "prompts": len(few)},
-    }
-    path = options.out / f"zoo-{options.name}.json"
-    results = read_record(path)["results"] if options.only and path.exists() else {}
-    # Written after every stage: an interrupted evaluation keeps what it has measured.
-    for stage in options.only or stages:
-        results[stage] = stages[stage]()
-        write_record(path, f"zoo {options.name}", config, list(range(len(scenes))), results)
+    family(options.name).evaluate(options.prompts, options.out, options.only)
 
 
 if __name__ == "__main__":

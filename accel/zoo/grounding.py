@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accel.zoo.scenes import COLOURS, GROUNDS, KINDS, SIZES, Item, Scene
+from accel.zoo.scenes import COLOURS, GROUNDS, KINDS, SIZES, Item, Region, Scene
 
 REGIONS = ("whole", "left", "right", "top", "bottom")
 ITEM_CLASSES = (len(KINDS) + 1, len(COLOURS) + 1)
 WORD_CLASSES = (*ITEM_CLASSES, len(SIZES) + 1, len(REGIONS) + 1, len(GROUNDS))
 CAPTION_CLASSES = (*ITEM_CLASSES * len(REGIONS), len(GROUNDS))
+UNASKED = 255
 
 
 class Reader(nn.Module):
@@ -33,10 +34,16 @@ class Reader(nn.Module):
         self.head = nn.Linear(width, sum(classes))
 
     def loss(self, hidden: Tensor, answers: Tensor) -> Tensor:
-        """Mean cross entropy, summed over questions: hidden [..., C], answers [..., questions]."""
+        """Mean cross entropy, summed over questions: hidden [..., C], answers [..., questions].
+
+        Where the answer is `UNASKED`, any will do.
+        """
         logits = self.head(self.norm(hidden.float())).flatten(0, -2).split(self.classes, dim=-1)
         columns = answers.long().flatten(0, -2).unbind(-1)
-        losses = [functional.cross_entropy(*pair) for pair in zip(logits, columns, strict=True)]
+        losses = [
+            functional.cross_entropy(*pair, ignore_index=UNASKED)
+            for pair in zip(logits, columns, strict=True)
+        ]
         return torch.stack(losses).sum()
 
 
@@ -45,20 +52,54 @@ def item_answers(item: Item) -> tuple[int, int]:
     return 1 + KINDS.index(item.kind), 1 + COLOURS.index(item.colour)
 
 
+def place_answers(item: Item, region: Region) -> tuple[int, int]:
+    """The classes of its size and of its region, from 1 on."""
+    return 1 + SIZES.index(item.size), 1 + REGIONS.index(region)
+
+
 def word_answers(scene: Scene, length: int) -> Tensor:
     """[length, 5]: for each word its item's kind, colour, size and region, and the ground.
 
     Words between and after the items, and padding, have the item "none".
     """
     ground = GROUNDS.index(scene.ground)
-    none = (0, 0, 0, 0, ground)
-    rows: list[tuple[int, ...]] = []
-    for item, region in zip(scene.items, scene.regions(), strict=True):
-        place = (1 + SIZES.index(item.size), 1 + REGIONS.index(region), ground)
-        between = len(scene.relation.split()) if not rows else 0
-        rows += [(*item_answers(item), *place)] * len(item.phrase().split()) + [none] * between
-    rows += [none] * (length - len(rows))
-    return torch.tensor(rows, dtype=torch.uint8)
+    rows = [
+        (*item_answers(item), *place_answers(item, region), ground)
+        for item, region in zip(scene.items, scene.regions(), strict=True)
+    ]
+    phrases = [item.phrase() for item in scene.items]
+    return phrase_answers(phrases, [(0, 0, 0, 0, ground), *rows], scene.relation, length)
+
+
+def phrase_answers(
+    phrases: Sequence[str], rows: Sequence[tuple[int, ...]], relation: str, length: int
+) -> Tensor:
+    """[length, questions]: the phrase's row for each of its words, the first row for all others."""
+    none, *told = rows
+    answers: list[tuple[int, ...]] = []
+    for phrase, row in zip(phrases, told, strict=True):
+        between = 0 if answers else len(relation.split())
+        answers += [row] * len(phrase.split()) + [none] * between
+    answers += [none] * (length - len(answers))
+    return torch.tensor(answers, dtype=torch.uint8)
+
+
+def early_word_answers(scene: Scene, ends: Sequence[int], length: int) -> Tensor:
+    """[length, 5]: `word_answers` for an encoder that sees no later words, asked where it can know.
+
+    That is at the last word of the second item for that item, and at the word before it, or behind
+    a single item, for the first: only there it is said where the first one lies. The ground is
+    asked at the caption's end. `ends` holds for every word the position of its last token.
+    """
+    answers = torch.full((length, len(WORD_CLASSES)), UNASKED, dtype=torch.uint8)
+    first = len(scene.items[0].phrase().split())
+    behind = first + max(1, len(scene.relation.split())) - 1
+    last = behind + len(scene.items[-1].phrase().split())
+    for item, region, word in zip(scene.items, scene.regions(), (behind, last), strict=False):
+        row = (*item_answers(item), *place_answers(item, region))
+        answers[ends[word], :-1] = torch.tensor(row, dtype=torch.uint8)
+    answers[ends[-1], -1] = GROUNDS.index(scene.ground)
+    return answers
 
 
 def caption_answers(scene: Scene) -> Tensor:
@@ -70,12 +111,14 @@ def caption_answers(scene: Scene) -> Tensor:
     return torch.cat([answers.flatten(), ground])
 
 
-def token_answers(scene: Scene, owners: NDArray[np.uint8], side: int) -> Tensor:
-    """[side * side, 2]: kind and colour of the item in the middle of each picture token.
+def token_answers(
+    rows: Sequence[tuple[int, ...]], owners: NDArray[np.uint8], grid: tuple[int, int]
+) -> Tensor:
+    """[N, questions]: the row of `rows` for the item in the middle of each of `grid` tokens.
 
-    `owners` is [64, 64] as `render_owned` gives it.
+    `owners` is [H, W] as `render_owned` gives it; what nobody owns is answered with "none".
     """
-    stride = len(owners) // side
-    middles = torch.from_numpy(owners[stride // 2 :: stride, stride // 2 :: stride].copy())
-    table = torch.tensor([(0, 0), *map(item_answers, scene.items)], dtype=torch.uint8)
+    rise, run = len(owners) // grid[0], len(owners[0]) // grid[1]
+    middles = torch.from_numpy(owners[rise // 2 :: rise, run // 2 :: run].copy())
+    table = torch.tensor([(0,) * len(rows[0]), *rows], dtype=torch.uint8)
     return table[middles.flatten().long()]

@@ -112,33 +112,47 @@ def questions(images: Tensor, scenes: Sequence[Scene]) -> tuple[Tensor, Tensor, 
     A window lies about the middle of the item's region: the whole image or one half of it. Its
     first three channels are the picture in -1..1, its last one is 1; all are 0 off the region.
     """
-    signals = torch.cat([images * 2 - 1, torch.ones_like(images[:, :1])], dim=1)
     windows, kinds, colours = [], [], []
-    for signal, scene in zip(signals, scenes, strict=True):
+    for signal, scene in zip(signals(images), scenes, strict=True):
         for item, region in zip(scene.items, scene.regions(), strict=True):
-            windows.append(_window(signal, region))
+            windows.append(window(signal, region, middle(region)))
             kinds.append(KINDS.index(item.kind))
             colours.append(COLOURS.index(item.colour))
     return torch.stack(windows), torch.tensor(kinds), torch.tensor(colours)
 
 
-def _window(signal: Tensor, region: Region) -> Tensor:
-    half, inset, overhang = (
-        SIDE_PX // 2,
-        (SIDE_PX - WINDOW_PX) // 2,
-        (WINDOW_PX - SIDE_PX // 2) // 2,
-    )
-    middle, first, second = slice(inset, -inset), slice(0, half), slice(half, None)
-    beside, stacked = (overhang, overhang, 0, 0), (0, 0, overhang, overhang)
-    cuts = {
-        "whole": (middle, middle, (0, 0, 0, 0)),
-        "left": (middle, first, beside),
-        "right": (middle, second, beside),
-        "top": (first, middle, stacked),
-        "bottom": (second, middle, stacked),
-    }
-    rows, columns, padding = cuts[region]
-    return functional.pad(signal[:, rows, columns], padding)
+def signals(images: Tensor) -> Tensor:
+    """[B, 4, 64, 64] of images in 0..1: the picture in -1..1, and ones where there is a picture."""
+    return torch.cat([images * 2 - 1, torch.ones_like(images[:, :1])], dim=1)
+
+
+def bounds(region: Region) -> tuple[int, int, int, int]:
+    """Where the region lies, in pixels: top, bottom, left, right."""
+    half = SIDE_PX // 2
+    return {
+        "whole": (0, SIDE_PX, 0, SIDE_PX),
+        "left": (0, SIDE_PX, 0, half),
+        "right": (0, SIDE_PX, half, SIDE_PX),
+        "top": (0, half, 0, SIDE_PX),
+        "bottom": (half, SIDE_PX, 0, SIDE_PX),
+    }[region]
+
+
+def middle(region: Region) -> tuple[int, int]:
+    """Row and column of the region's middle."""
+    top, bottom, left, right = bounds(region)
+    return (top + bottom) // 2, (left + right) // 2
+
+
+def window(signal: Tensor, region: Region, centre: tuple[int, int]) -> Tensor:
+    """[4, 48, 48] about `centre` (row, column) out of [4, 64, 64], and 0 off the region."""
+    reach = WINDOW_PX // 2
+    top, bottom, left, right = bounds(region)
+    inside = torch.zeros_like(signal)
+    inside[:, top:bottom, left:right] = signal[:, top:bottom, left:right]
+    padded = functional.pad(inside, (reach, reach, reach, reach))
+    row, column = centre
+    return padded[:, row : row + WINDOW_PX, column : column + WINDOW_PX]
 
 
 def judge_loss(judge: Judge, images: Tensor, scenes: Sequence[Scene]) -> Tensor:

@@ -7,24 +7,14 @@ from the evaluation record, if there is one. Without `--run` only card and READM
 import argparse
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from accel.record import read_record
-from accel.zoo.catalogue import CARD_FILE, HERE
-from accel.zoo.vocabulary import T5_LENGTH
+from accel.zoo.catalogue import CARD_FILE, HERE, checksum
+from accel.zoo.families import family
 
-STEPS = 28
-ABOUT = {
-    "summary": "A stock FluxPipeline of 64 x 64 pictures: one or two tinted garments on a ground.",
-    "licence": "Apache-2.0; the data is MIT (Fashion-MNIST, Zalando SE)",
-    "data": "Scenes drawn by accel.zoo.scenes from Debian's dataset-fashion-mnist, train split; "
-    "one in ten descriptions held out",
-    "recipe": "accel.zoo.train_vae, then accel.zoo.train_scenes_flux, on two CPU cores; see there. "
-    "The first 7996 s of the denoiser went by before its text encoders were trained on captions "
-    "first; the rest goes on from those weights with --start, at --half-share 0.2",
-}
 OWN_FILES = (CARD_FILE, "README.md")
 
 
@@ -39,24 +29,31 @@ def copy_weights(source: Path, target: Path) -> None:
 
 def write_card(folder: Path, guidance: float, seconds: dict[str, float], record: Path) -> None:
     """Write `card.json` for the pipeline's files that lie in `folder` now."""
-    call: dict[str, Any] = {
-        "height": 64,
-        "width": 64,
-        "num_inference_steps": STEPS,
-        "max_sequence_length": T5_LENGTH,
-    }
+    about = family(folder.name).ABOUT
+    call = {**about.call, about.guidance: guidance}
     if guidance > 1:
-        call |= {"true_cfg_scale": guidance, "negative_prompt": ""}
-    save_card(folder, {**ABOUT, "call": call, "seconds": seconds}, record)
+        call["negative_prompt"] = ""
+    entries = {
+        "summary": about.summary,
+        "licence": about.licence,
+        "data": about.data,
+        "recipe": about.recipe,
+        "kind": about.part,
+        "call": call,
+        "seconds": seconds,
+    }
+    save_card(folder, entries, record)
 
 
 def save_card(folder: Path, about: Mapping[str, Any], record: Path) -> None:
     """Write `card.json`: `about`, what `record` measured, and the files in `folder` now."""
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in OWN_FILES)
+    names = {path: path.relative_to(folder).as_posix() for path in paths}
     card = {
         **about,
         "figures": read_record(record)["results"] if record.exists() else {},
-        "files": {p.relative_to(folder).as_posix(): p.stat().st_size for p in paths},
+        "files": {name: path.stat().st_size for path, name in names.items()},
+        "sha256": {name: checksum(path) for path, name in names.items()},
     }
     (folder / CARD_FILE).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
 
@@ -70,12 +67,15 @@ def read_card(folder: Path) -> dict[str, Any]:
 def write_readme(folder: Path) -> None:
     """Write the pipeline's `README.md` from `card.json`."""
     card, name = read_card(folder), folder.name
+    about = family(name).ABOUT
+    made = ("frames", "frames[0]") if about.part == "video" else ("image", "images[0]")
     example = [
         f'pipe = zoo.load("{name}")',
-        f'prompt = "{_PROMPT}"',
-        f'image = pipe(prompt, **zoo.card("{name}").call).images[0]',
+        f'prompt = "{about.example}"',
+        f'{made[0]} = pipe(prompt, **zoo.card("{name}").call).{made[1]}',
     ]
-    save_readme(folder, example, _figures(card["figures"], card["call"]["num_inference_steps"]))
+    steps = card["call"]["num_inference_steps"]
+    save_readme(folder, example, _figures(name, card["figures"], steps))
 
 
 def save_readme(folder: Path, example: Sequence[str], figures: Sequence[str]) -> None:
@@ -107,34 +107,39 @@ def save_readme(folder: Path, example: Sequence[str], figures: Sequence[str]) ->
     (folder / "README.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 
-_PROMPT = "a large red ankle boot above a small blue bag on a navy ground"
-
-
-def _figures(figures: dict[str, Any], steps: int) -> list[str]:
+def _figures(name: str, figures: dict[str, Any], steps: int) -> list[str]:
     """What was measured, stage by stage, or a line saying that nothing was."""
     if not figures:
-        return ["Not evaluated yet: run `python -m accel.zoo.evaluate scenes-flux`."]
+        return [f"Not evaluated yet: run `accel zoo eval {name}`."]
     lines = []
     if best := figures.get("recommended"):
-        lines += [
-            "On held-out prompts and with the recommended call the judge recognises",
-            f"{best['kind']:.1%} of the garments and {best['colour']:.1%} of the colours,",
-            f"both at once in {best['both']:.1%}.",
-            "",
-        ]
+        told = ", ".join(f"{key} {_said(value)}" for key, value in _shown(best).items())
+        lines += [f"Right on held-out prompts, with the recommended call: {told}.", ""]
     if accuracy := figures.get("accuracy"):
-        lines += ["Garment / colour by solver and number of steps:", ""]
-        lines += _table(accuracy, "{0[kind]:.1%} / {0[colour]:.1%}")
+        keys = list(_shown(next(iter(next(iter(accuracy.values())).values()))))
+        lines += [f"By solver and number of steps, {' / '.join(keys)}:", ""]
+        lines += _table(accuracy, lambda row: " / ".join(_said(row[key]) for key in keys))
     if psnr := figures.get("psnr_db"):
         lines += [f"Mean PSNR in dB to the {steps}-step output / to the converged solution:", ""]
-        lines += _table(psnr, "{0[recommended_mean]} / {0[converged_mean]}")
+        lines += _table(psnr, lambda row: f"{row['recommended_mean']} / {row['converged_mean']}")
     return lines
 
 
-def _table(curves: dict[str, dict[str, dict[str, float]]], cell: str) -> list[str]:
+def _shown(found: dict[str, float]) -> dict[str, float]:
+    """The shares among the figures."""
+    return {key: value for key, value in found.items() if not key.endswith("_db")}
+
+
+def _said(share: float) -> str:
+    return f"{share:.1%}"
+
+
+def _table(
+    curves: dict[str, dict[str, dict[str, float]]], cell: Callable[[dict[str, float]], str]
+) -> list[str]:
     """One row for each number of steps, and one column for each solver."""
     counts = next(iter(curves.values()))
-    rows = [[count, *(cell.format(row[count]) for row in curves.values())] for count in counts]
+    rows = [[count, *(cell(row[count]) for row in curves.values())] for count in counts]
     return markdown_table(["steps", *curves], rows)
 
 
@@ -148,7 +153,7 @@ def main() -> None:
     """Copy, then write card and README."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name")
-    parser.add_argument("--run", type=Path, help="what train_scenes_flux wrote")
+    parser.add_argument("--run", type=Path, help="the --out of the training")
     parser.add_argument("--guidance", type=float, required=True)
     parser.add_argument("--vae-seconds", type=float, required=True)
     parser.add_argument("--denoiser-seconds", type=float, required=True)

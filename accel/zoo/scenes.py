@@ -124,7 +124,7 @@ def parse(caption: str) -> Scene:
     ground = tail.removesuffix(" ground")
     relation = next((r for r in RELATIONS if f" {r} " in body), "")
     phrases = body.split(f" {relation} ") if relation else [body]
-    scene = Scene(tuple(_parse_item(phrase) for phrase in phrases), ground, relation)
+    scene = Scene(tuple(parse_item(phrase) for phrase in phrases), ground, relation)
     if ground not in GROUNDS or scene.caption() != caption:
         raise ValueError(
             f"{caption!r} is no scene caption. Expected something like {_EXAMPLE.caption()!r}."
@@ -132,15 +132,22 @@ def parse(caption: str) -> Scene:
     return scene
 
 
-def _parse_item(phrase: str) -> Item:
+def parse_item(phrase: str) -> Item:
+    """The item that `phrase` names.
+
+    Raises:
+        ValueError: the phrase is not one that `Item.phrase` writes.
+    """
     size, _, rest = phrase.removeprefix("a ").partition(" ")
     colour, _, kind = rest.partition(" ")
-    if size not in SIZES or colour not in COLOURS or kind not in KINDS:
+    item = Item(kind, colour, size)
+    known = size in SIZES and colour in COLOURS and kind in KINDS
+    if not known or item.phrase() != phrase:
         raise ValueError(
             f"{phrase!r} names no item. Expected a size out of {SIZES}, a colour out of {COLOURS} "
             f"and a kind out of {KINDS}."
         )
-    return Item(kind, colour, size)
+    return item
 
 
 _EXAMPLE = Scene(
@@ -152,14 +159,15 @@ def random_scene(rng: random.Random, split: Split = "train", singles: float = 0.
     """A scene of `split`; `singles` is the share that holds one item."""
     while True:
         pair = rng.random() >= singles
-        items = tuple(_random_item(rng) for _ in range(2 if pair else 1))
+        items = tuple(random_item(rng) for _ in range(2 if pair else 1))
         relation = rng.choice(RELATIONS) if pair else ""
         scene = Scene(items, rng.choice(GROUNDS), relation)
         if scene.is_held_out() == (split == "held_out"):
             return scene
 
 
-def _random_item(rng: random.Random) -> Item:
+def random_item(rng: random.Random) -> Item:
+    """An item of any kind, colour and size."""
     return Item(rng.choice(KINDS), rng.choice(COLOURS), rng.choice(SIZES))
 
 
@@ -226,18 +234,42 @@ def render_owned(
     Raises:
         FileNotFoundError: Fashion-MNIST is not installed.
     """
-    ground = np.array(_GROUND_RGB[scene.ground], dtype=np.float32)
-    canvas = np.broadcast_to(ground, (SIDE_PX, SIDE_PX, 3)).copy()
-    owners = np.zeros((SIDE_PX, SIDE_PX), dtype=np.uint8)
-    stock = garments(split)
-    for number, (item, region) in enumerate(zip(scene.items, scene.regions(), strict=True), 1):
-        of_kind = stock[item.kind]
-        shade = _shade(of_kind[rng.integers(len(of_kind))], SIZE_PX[item.size])
-        top, left = _place(region, SIZE_PX[item.size], rng)
+    canvas = Canvas(scene.ground)
+    for item, region in zip(scene.items, scene.regions(), strict=True):
+        shade = garment(item, rng, split)
+        canvas.add(shade, item.colour, _place(region, len(shade), rng))
+    return canvas.pixels, canvas.owners
+
+
+class Canvas:
+    """A picture in the making: `pixels` [64, 64, 3] in 0..1 and their `owners` [64, 64].
+
+    An owner is 0 for the ground, and 1, 2, ... for what was added first, second, ...
+    """
+
+    def __init__(self, ground: str) -> None:
+        colour = np.array(_GROUND_RGB[ground], dtype=np.float32)
+        self.pixels = np.broadcast_to(colour, (SIDE_PX, SIDE_PX, 3)).copy()
+        self.owners = np.zeros((SIDE_PX, SIDE_PX), dtype=np.uint8)
+        self._added = 0
+
+    def add(self, shade: NDArray[np.float32], colour: str, corner: tuple[int, int]) -> None:
+        """Lay a garment in `colour` over the picture, its top left corner at (row, column)."""
+        top, left = corner
         patch = np.s_[top : top + len(shade), left : left + len(shade)]
-        opacity = _paint(canvas[patch], shade, item.colour)
-        owners[patch][opacity > 1 / 2] = number
-    return canvas, owners
+        opacity = _paint(self.pixels[patch], shade, colour)
+        self._added += 1
+        self.owners[patch][opacity > 1 / 2] = self._added
+
+
+def garment(item: Item, rng: np.random.Generator, split: Split = "train") -> NDArray[np.float32]:
+    """The intensities 0..1 of a garment as `item` describes it, a square of its size in pixels.
+
+    Raises:
+        FileNotFoundError: Fashion-MNIST is not installed.
+    """
+    of_kind = garments(split)[item.kind]
+    return _shade(of_kind[rng.integers(len(of_kind))], SIZE_PX[item.size])
 
 
 def _shade(garment: NDArray[np.uint8], side_px: int) -> NDArray[np.float32]:

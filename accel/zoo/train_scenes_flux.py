@@ -1,76 +1,83 @@
 """Train the text encoders of scenes-flux, then its denoiser, on a CPU, resumably.
 
-`python -m accel.zoo.train_scenes_flux --minutes 75 --vae FOLDER --out FOLDER`
+`python -m accel.zoo.train_scenes_flux --minutes 115 --vae FOLDER --out FOLDER`
 
 The same command goes on from the checkpoint in `--out`; `--start accel/zoo/scenes-flux` goes on
 from the shipped weights where that is lost.
 
 Flow matching (arXiv 2210.02747): x = (1 - sigma) data + sigma noise, target noise - data. The
-first part of the time is spent at half resolution, where a step costs a quarter. Schedules run on
-elapsed seconds, so training ends on time however busy the machine is.
+first part of the time is spent at half resolution, where a step costs a quarter.
 """
 
-import argparse
-import copy
-import logging
-import random
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from accel.zoo.blueprint import new_clip, new_t5, new_transformer, save_pipeline
+from accel.zoo.blueprint import flux_pipeline, new_clip, new_t5, new_transformer
 from accel.zoo.grounding import ITEM_CLASSES, Reader
-from accel.zoo.latent_pool import LatentPool, TokenBatch
-from accel.zoo.train_judge import channels_last
-from accel.zoo.train_text import LONG, text_length, train_text
+from accel.zoo.scene_pool import SceneBatch, ScenePool
+from accel.zoo.scenes import random_scene
+from accel.zoo.train_text import pooled_lesson, train_text, words_lesson
+from accel.zoo.train_vae import new_or_trained_vae
+from accel.zoo.training import (
+    Learner,
+    Run,
+    Stage,
+    eager_unless,
+    outputs_of,
+    train,
+    training_options,
+)
 from accel.zoo.training_attention import MatmulAttention
 from accel.zoo.vocabulary import T5_LENGTH
 
 if TYPE_CHECKING:
-    from diffusers import AutoencoderKL, FluxTransformer2DModel
+    from diffusers import AutoencoderKL, FluxPipeline
 
-HALF_SHARE = 0.5
+NAME = "scenes-flux"
 TEXT_MINUTES = 5.0
-BATCH = {True: 64, False: 32}
-FRESH = {True: 24, False: 12}
-FIRST_POOL = {True: 4096, False: 1536}
-PEAK_LR = {"muon": 2.5e-3, "adam": 1e-3}
-WARMUP_STEPS = 60
-DECAY_FROM = 0.4
-MATRIX = 2
-EMA_DECAY = 0.998
 MIDDLE_BLOCK = 1
-GROUNDING_WEIGHT = 0.1
-CHECKPOINT_S = 300
-REPORT_STEPS = 50
-
-log = logging.getLogger(__name__)
+HALF_SIDE = 16
 
 
-class Learner(nn.Module):
-    """The trained parts of the pipeline, together."""
+class FluxLearner(Learner[SceneBatch]):
+    """The denoiser and both text encoders; the autoencoder is only carried along."""
 
-    def __init__(self) -> None:
+    encoders: ClassVar[frozenset[str]] = frozenset({"clip", "t5"})
+
+    def __init__(self, vae: "AutoencoderKL", start: Path | None = None) -> None:
         super().__init__()
         self.transformer = new_transformer()
         self.clip = new_clip()
         self.t5 = new_t5()
         self.reader = Reader(self.transformer.inner_dim, ITEM_CLASSES)
+        self.frozen = (vae,)
+        if start is not None:
+            self._load(start)
 
-    def losses(self, batch: TokenBatch, *, half: bool) -> tuple[Tensor, Tensor]:
+    def _load(self, folder: Path) -> None:
+        from diffusers import FluxTransformer2DModel
+        from transformers import CLIPTextModel, T5EncoderModel
+
+        self.transformer = FluxTransformer2DModel.from_pretrained(folder, subfolder="transformer")
+        self.clip = CLIPTextModel.from_pretrained(folder, subfolder="text_encoder")
+        self.t5 = T5EncoderModel.from_pretrained(folder, subfolder="text_encoder_2")
+        self.float().train()
+
+    def losses(self, batch: SceneBatch) -> tuple[Tensor, Tensor]:
         """Mean squared error of the predicted velocity, and the grounding of the middle block."""
-        clean = batch.latents
+        clean = pack(batch.latents)
         sigma = sample_sigma(len(clean))
         noise = torch.randn_like(clean)
         mix = sigma[:, None, None]
-        with torch.autocast("cpu", torch.bfloat16), middle_output(self.transformer) as middle:
+        middle_block = self.transformer.single_transformer_blocks[MIDDLE_BLOCK]
+        with (
+            torch.autocast("cpu", torch.bfloat16),
+            outputs_of(middle_block, 1) as middle,
+            eager_unless(usual=batch.t5_ids.shape[1] == T5_LENGTH),
+        ):
             with torch.no_grad():
                 text = self.t5(batch.t5_ids)[0]
                 pooled = self.clip(batch.clip_ids).pooler_output
@@ -79,36 +86,37 @@ class Learner(nn.Module):
                 encoder_hidden_states=text,
                 pooled_projections=pooled,
                 timestep=sigma,
-                img_ids=image_ids(half=half),
+                img_ids=image_ids(half=batch.latents.shape[-1] == HALF_SIDE),
                 txt_ids=torch.zeros(text.shape[1], 3),
                 return_dict=False,
             )[0]
         error: Tensor = velocity.float() - (noise - clean)
         return error.square().mean(), self.reader.loss(middle[0], batch.answers)
 
+    def pipeline(self) -> "FluxPipeline":
+        """The stock pipeline around the trained parts."""
+        return flux_pipeline(self.frozen[0], self.transformer, self.clip, self.t5)
 
-@contextmanager
-def middle_output(transformer: "FluxTransformer2DModel") -> Iterator[list[Tensor]]:
-    """Collect the picture's hidden states [B, N, C] behind the block in the middle of the stack."""
-    seen: list[Tensor] = []
-    block = transformer.single_transformer_blocks[MIDDLE_BLOCK]
-    hook = block.register_forward_hook(lambda _block, _inputs, output: seen.append(output[1]))
-    try:
-        yield seen
-    finally:
-        hook.remove()
+    def use_training_attention(self) -> None:
+        """Use plain matrix products in the denoiser."""
+        self.transformer.set_attn_processor(MatmulAttention())
+
+    def compiled_blocks(self) -> list[nn.Module]:
+        """All blocks but the one that is hooked."""
+        flux = self.transformer
+        blocks = [*flux.transformer_blocks, *flux.single_transformer_blocks]
+        return [b for b in blocks if b is not flux.single_transformer_blocks[MIDDLE_BLOCK]]
+
+    def read_captions(self, minutes: float) -> None:
+        """Train both text encoders alone."""
+        train_text([pooled_lesson(self.clip), words_lesson(self.t5)], random_scene, minutes)
 
 
-def trained_learner(folder: Path) -> Learner:
-    """The learner that a pipeline folder holds, in float32, to go on from."""
-    from diffusers import FluxTransformer2DModel
-    from transformers import CLIPTextModel, T5EncoderModel
-
-    learner = Learner()
-    learner.transformer = FluxTransformer2DModel.from_pretrained(folder, subfolder="transformer")
-    learner.clip = CLIPTextModel.from_pretrained(folder, subfolder="text_encoder")
-    learner.t5 = T5EncoderModel.from_pretrained(folder, subfolder="text_encoder_2")
-    return learner.float().train()
+def pack(latents: Tensor) -> Tensor:
+    """[B, 4, H, W] to [B, H/2 * W/2, 16], in the order of `FluxPipeline._pack_latents`."""
+    batch, channels, height, width = latents.shape
+    patches = latents.reshape(batch, channels, height // 2, 2, width // 2, 2)
+    return patches.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * 4)
 
 
 def sample_sigma(count: int) -> Tensor:
@@ -126,180 +134,40 @@ def image_ids(*, half: bool) -> Tensor:
     return ids.flatten(0, 1)
 
 
-def compile_blocks(transformer: "FluxTransformer2DModel") -> None:
-    """Compile every block but the one that is hooked: a hook that comes and goes recompiles."""
-    read = transformer.single_transformer_blocks[MIDDLE_BLOCK]
-    for block in [*transformer.transformer_blocks, *transformer.single_transformer_blocks]:
-        if block is not read:
-            block.compile(dynamic=False)
-
-
-def optimizers(learner: Learner) -> dict[str, torch.optim.Optimizer]:
-    """Muon for the blocks' matrices, AdamW for everything else."""
-    hidden: list[nn.Parameter] = []
-    rest: list[nn.Parameter] = []
-    trained = chain(learner.transformer.named_parameters(), learner.reader.named_parameters())
-    for name, weight in trained:
-        in_block = "transformer_blocks" in name and "norm" not in name
-        (hidden if in_block and weight.ndim == MATRIX else rest).append(weight)
-    return {
-        "muon": torch.optim.Muon(
-            hidden, lr=PEAK_LR["muon"], weight_decay=0.02, adjust_lr_fn="match_rms_adamw"
-        ),
-        "adam": torch.optim.AdamW(rest, lr=PEAK_LR["adam"], betas=(0.9, 0.98), weight_decay=0.01),
-    }
-
-
-@dataclass(slots=True)
-class Run:
-    """A training run: what is learnt, how far it is, and where it is kept."""
-
-    out: Path
-    vae: "AutoencoderKL"
-    learner: Learner = field(default_factory=Learner)
-    ema: Learner = field(init=False)
-    optimizers: dict[str, torch.optim.Optimizer] = field(init=False)
-    step: int = 0
-    seconds: float = 0.0
-    samples: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
-
-    def __post_init__(self) -> None:
-        """Copy the weights to be averaged, and continue from a checkpoint if there is one."""
-        self.ema = copy.deepcopy(self.learner)
-        self.learner.transformer.set_attn_processor(MatmulAttention())
-        compile_blocks(self.learner.transformer)
-        self.optimizers = optimizers(self.learner)
-        if self._checkpoint.exists():
-            self._restore(torch.load(self._checkpoint, weights_only=True))
-
-    @property
-    def _checkpoint(self) -> Path:
-        return self.out / "checkpoint.pt"
-
-    def _restore(self, saved: dict[str, Any]) -> None:
-        self.learner.load_state_dict(saved["learner"])
-        self.ema.load_state_dict(saved["ema"])
-        for name, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(saved["optimizers"][name])
-        self.step, self.seconds = saved["step"], saved["seconds"]
-        self.samples = dict(saved["samples"])
-
-    def save(self) -> None:
-        """Write the checkpoint, and the averaged weights as a pipeline folder."""
-        saved = {
-            "learner": self.learner.state_dict(),
-            "ema": self.ema.state_dict(),
-            "optimizers": {name: o.state_dict() for name, o in self.optimizers.items()},
-            "step": self.step,
-            "seconds": self.seconds,
-            "samples": self.samples,
-        }
-        unfinished = self._checkpoint.with_suffix(".part")
-        torch.save(saved, unfinished)
-        unfinished.replace(self._checkpoint)
-        parts = (self.vae, self.ema.transformer, self.ema.clip, self.ema.t5)
-        save_pipeline(self.out / "scenes-flux", *parts)
-
-    def read_captions(self, minutes: float) -> None:
-        """Begin with the text encoders alone, see `train_text`."""
-        train_text(self.learner.clip, self.learner.t5, minutes)
-        self.ema.load_state_dict(self.learner.state_dict())
-        self.seconds += 60 * minutes
-
-    def update(self, batch: TokenBatch, *, half: bool, spent: float) -> tuple[float, float]:
-        """Take one step; `spent` is the share of the time that has gone. Returns both losses."""
-        warm = min(1.0, (self.step + 1) / WARMUP_STEPS)
-        rate = warm * min(1.0, (1 - spent) / (1 - DECAY_FROM))
-        for name, peak in PEAK_LR.items():
-            for group in self.optimizers[name].param_groups:
-                group["lr"] = peak * rate
-        velocity, grounding = self.learner.losses(batch, half=half)
-        self.learner.zero_grad()
-        torch.autograd.backward(velocity + GROUNDING_WEIGHT * grounding)
-        torch.nn.utils.clip_grad_norm_(self.learner.parameters(), 1.0)
-        for optimizer in self.optimizers.values():
-            optimizer.step()
-        self._average()
-        self.step += 1
-        self.samples[half] += len(batch.latents)
-        return velocity.item(), grounding.item()
-
-    @torch.no_grad()
-    def _average(self) -> None:
-        decay = min(EMA_DECAY, (1 + self.step) / (10 + self.step))
-        averaged: list[Tensor] = list(self.ema.parameters())
-        current: list[Tensor] = list(self.learner.parameters())
-        torch._foreach_lerp_(averaged, current, 1 - decay)
-
-
-def train(run: Run, minutes: float, half_share: float = HALF_SHARE) -> None:
-    """Train until `minutes` of wall clock, over all resumed parts, are spent."""
-    budget_s = 60 * minutes
-    lengths = random.Random(run.step)
-    pool: LatentPool | None = None
-    losses: list[tuple[float, float]] = []
-    clock = saved_at = time.monotonic()
-    while run.seconds < budget_s:
-        half = run.seconds < half_share * budget_s
-        if pool is None or pool.half != half:
-            pool = LatentPool(run.vae, half=half, seed=run.step)
-            pool.grow(FIRST_POOL[half])
-        pool.grow(FRESH[half])
-        length = text_length(lengths.random())
-        batch = pool.draw(BATCH[half] // (4 if length >= LONG else 1), length)
-        # Compiling for a length that is rare takes longer than it saves.
-        with torch.compiler.set_stance("default" if length == T5_LENGTH else "force_eager"):
-            loss = run.update(batch, half=half, spent=run.seconds / budget_s)
-        losses = [*losses[1 - REPORT_STEPS :], loss]
-        now = time.monotonic()
-        run.seconds += now - clock
-        clock = now
-        if run.step % REPORT_STEPS == 0 or run.step == 1:
-            _report(run, losses, half=half)
-        if now - saved_at > CHECKPOINT_S:
-            run.save()
-            saved_at = now
-    run.save()
-
-
-def _report(run: Run, losses: list[tuple[float, float]], *, half: bool) -> None:
-    log.info(
-        "step %d velocity %.4f grounding %.4f seconds %.0f samples %s %s",
-        run.step,
-        *(sum(column) / len(column) for column in zip(*losses, strict=True)),
-        run.seconds,
-        run.samples,
-        "half" if half else "full",
+def stages(half_share: float) -> tuple[Stage, Stage]:
+    """Half resolution for `half_share` of the time, then full resolution."""
+    return (
+        Stage("half", half_share, batch=64, fresh=24, first=4096),
+        Stage("full", 1.0, batch=32, fresh=12, first=1536),
     )
+
+
+def train_pipeline(
+    minutes: float,
+    out: Path,
+    *,
+    vae: Path | None = None,
+    start: Path | None = None,
+    text_minutes: float = TEXT_MINUTES,
+    half_share: float = 0.5,
+    compiled: bool = False,
+) -> Path:
+    """Train or continue for `minutes` in all; returns the pipeline's folder below `out`."""
+    torch.manual_seed(0)
+    trained = new_or_trained_vae(vae, out)
+    run = Run(NAME, out, FluxLearner(trained, start), compiled)
+    if run.step == 0:
+        run.read_captions(text_minutes)
+
+    def pool(stage: Stage, seed: int) -> ScenePool:
+        return ScenePool(trained, half=stage.name == "half", seed=seed, varied_text=True)
+
+    return train(run, stages(half_share), pool, minutes)
 
 
 def main() -> None:
     """Train or continue, and leave a pipeline folder in `--out`."""
-    from diffusers import AutoencoderKL
-
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=75.0)
-    parser.add_argument("--vae", type=Path, required=True, help="folder written by train_vae")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--start", type=Path, help="pipeline folder to go on from, no checkpoint")
-    parser.add_argument(
-        "--text-minutes", type=float, default=TEXT_MINUTES, help="time on captions alone, first"
-    )
-    parser.add_argument(
-        "--half-share", type=float, default=HALF_SHARE, help="share of the time at half resolution"
-    )
-    options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    torch.manual_seed(0)
-    torch.set_float32_matmul_precision("medium")
-    options.out.mkdir(parents=True, exist_ok=True)
-    vae = AutoencoderKL.from_pretrained(options.vae).eval()
-    channels_last(vae)
-    learner = Learner() if options.start is None else trained_learner(options.start)
-    run = Run(options.out, vae, learner)
-    if run.step == 0:
-        run.read_captions(options.text_minutes)
-    train(run, options.minutes, options.half_share)
+    train_pipeline(**training_options(__doc__, TEXT_MINUTES, half_share=0.5))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ import argparse
 import logging
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from accel.zoo.vae_start import start_as_average
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
 
+MINUTES = 5.0
 BATCH = 8
 PEAK_LR = 1.2e-3
 KL_WEIGHT = 3e-7
@@ -35,7 +37,7 @@ def halved(images: Tensor) -> Tensor:
     return functional.avg_pool2d(images, 2)
 
 
-def vae_loss(vae: "AutoencoderKL", images: Tensor) -> Tensor:
+def vae_loss(vae: Any, images: Tensor) -> Tensor:
     """L1 on pixels and on their differences, plus a small KL term; images are in -1..1."""
     posterior = vae.encode(images).latent_dist
     decoded = vae.decode(posterior.sample()).sample.float()
@@ -51,17 +53,28 @@ def train(minutes: float, seed: int = 0) -> "AutoencoderKL":
     rng, grammar = np.random.default_rng(seed), random.Random(seed)
     vae = new_vae()
     start_as_average(vae)
-    channels_last(vae.train())
+    channels_last(vae)
+
+    def images(step: int) -> Tensor:
+        scenes = [random_scene(grammar) for _ in range(BATCH)]
+        drawn = render_batch(scenes, rng, "train") * 2 - 1
+        drawn = halved(drawn) if step % HALVED_EVERY == HALVED_EVERY - 1 else drawn
+        return drawn.contiguous(memory_format=torch.channels_last)
+
+    fit(vae, images, minutes)
+    return normalised(vae, grammar, rng)
+
+
+def fit(vae: Any, images: Callable[[int], Tensor], minutes: float) -> None:
+    """Train `vae` in place on `images` of each step, in -1..1, for `minutes` of wall clock."""
+    vae.train()
     optimizer = torch.optim.AdamW(vae.parameters(), lr=PEAK_LR, betas=(0.9, 0.98))
     started, step, spent = time.monotonic(), 0, 0.0
     while spent < 1.0:
         for group in optimizer.param_groups:
             group["lr"] = PEAK_LR * min(1.0, (step + 1) / WARMUP_STEPS) * (1 - spent)
-        scenes = [random_scene(grammar) for _ in range(BATCH)]
-        images = render_batch(scenes, rng, "train") * 2 - 1
-        images = halved(images) if step % HALVED_EVERY == HALVED_EVERY - 1 else images
         with torch.autocast("cpu", torch.bfloat16):
-            loss = vae_loss(vae, images.contiguous(memory_format=torch.channels_last))
+            loss = vae_loss(vae, images(step))
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
@@ -70,7 +83,7 @@ def train(minutes: float, seed: int = 0) -> "AutoencoderKL":
             log.info("step %d loss %.4f spent %.2f", step, loss.item(), spent)
         step += 1
         spent = (time.monotonic() - started) / (60 * minutes)
-    return normalised(vae.eval(), grammar, rng)
+    vae.eval()
 
 
 def normalised(
@@ -92,14 +105,26 @@ def encode(vae: "AutoencoderKL", images: Tensor) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         parts = [vae.encode(part).latent_dist.mean.float() for part in torch.split(images, 64)]
     means = torch.cat(parts)
-    shift, scale = float(vae.config.shift_factor), float(vae.config.scaling_factor)
+    shift, scale = float(vae.config.shift_factor or 0.0), float(vae.config.scaling_factor)
     return (means - shift) * scale
+
+
+def new_or_trained_vae(folder: Path | None, out: Path) -> "AutoencoderKL":
+    """The autoencoder in `folder`, else the one in `out`/vae, which is trained if there is none."""
+    from diffusers import AutoencoderKL
+
+    place = folder or out / "vae"
+    if folder is None and not place.exists():
+        train(MINUTES).save_pretrained(place)
+    vae: AutoencoderKL = AutoencoderKL.from_pretrained(place).float().eval()
+    channels_last(vae)
+    return vae
 
 
 def main() -> None:
     """Train and save the autoencoder as a diffusers folder in float32."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--minutes", type=float, default=MINUTES)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

@@ -6,8 +6,8 @@ Words out of the grammar are one token each; anything else falls back to bytes (
 
 import math
 import string
+from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accel.zoo.scenes import COLOURS, GROUNDS, KINDS, RELATIONS, SIZES
@@ -22,9 +22,9 @@ T5_MAX_LENGTH = 512
 _BYTE_LEVEL_SPACE = 256
 
 
-def caption_words() -> list[str]:
-    """Every word of the grammar, sorted."""
-    phrases = (*COLOURS, *GROUNDS, *KINDS, *RELATIONS, *SIZES, "a on ground")
+def caption_words(more: Sequence[str] = ()) -> list[str]:
+    """Every word of the scenes' grammar and of the phrases in `more`, sorted."""
+    phrases = (*COLOURS, *GROUNDS, *KINDS, *RELATIONS, *SIZES, "a on ground", *more)
     return sorted({word for phrase in phrases for word in phrase.split()})
 
 
@@ -76,18 +76,12 @@ def _merged(pieces: list[str], merge: tuple[str, str]) -> list[str]:
     return joined
 
 
-def t5_tokenizer() -> "T5TokenizerFast":
-    """A unigram model of the grammar's words, with printable ASCII to spell the rest."""
+def t5_tokenizer(words: Sequence[str] = ()) -> "T5TokenizerFast":
+    """A unigram model of `words`, else the scenes' own, with printable ASCII to spell the rest."""
     from transformers import T5TokenizerFast
 
-    words = caption_words()
+    words = words or caption_words()
     vocab = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     vocab += [(f"▁{word}", -math.log(len(words))) for word in words]
     vocab += [(letter, -12.0) for letter in ("▁", *string.printable.strip())]
     return T5TokenizerFast(vocab=vocab, extra_ids=0, model_max_length=T5_MAX_LENGTH)
-
-
-def save_tokenizers(folder: Path) -> None:
-    """Write both below `folder` as `FluxPipeline` expects them."""
-    clip_tokenizer().save_pretrained(folder / "tokenizer")
-    t5_tokenizer().save_pretrained(folder / "tokenizer_2")
