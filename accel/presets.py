@@ -27,21 +27,21 @@ def methods() -> dict[str, type[Method]]:
 
 
 def _quality() -> tuple[Method, ...]:
-    from caching import FirstBlockCache
+    from caching import FirstBlockCache, Newton
 
-    return (FirstBlockCache(threshold=0.06),)
+    return (FirstBlockCache(threshold=0.06, predictor=Newton(order=1)),)
 
 
 def _balanced() -> tuple[Method, ...]:
-    from caching import FirstBlockCache
+    from caching import FirstBlockCache, Newton
 
-    return (FirstBlockCache(threshold=0.1),)
+    return (FirstBlockCache(threshold=0.12, predictor=Newton(order=1)),)
 
 
 def _fast() -> tuple[Method, ...]:
-    from caching import FirstBlockCache
+    from caching import FirstBlockCache, Newton
 
-    return (FirstBlockCache(threshold=0.15),)
+    return (FirstBlockCache(threshold=0.16, predictor=Newton(order=1)),)
 
 
 _PRESETS: dict[str, tuple[str, Callable[[], tuple[Method, ...]]]] = {

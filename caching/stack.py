@@ -41,6 +41,8 @@ class _Memory:
     """State of one guidance branch during one generation."""
 
     probe: Tensor | None = None
+    # What a change of the probe is relative to; NaN where a kept residual is not finite.
+    scale: Tensor | None = None
     residuals: dict[int, deque[Sample]] = field(default_factory=dict)
     finite: Tensor | None = None
     streak: int = 0
@@ -50,6 +52,7 @@ class _Memory:
     skip: bool = False
     start: Snapshot | None = None
     entry: dict[int, Snapshot] = field(default_factory=dict)
+    skipped: dict[int, Streams] = field(default_factory=dict)
     check: bool = False
 
     def intact(self, snapshot: Snapshot | None) -> Streams | None:
@@ -112,6 +115,7 @@ class StackCache:
         # call may survive.
         memory.skip, memory.start, memory.check = False, None, False
         memory.entry.clear()
+        memory.skipped.clear()
         return call.proceed()
 
     def _start(self, call: Call) -> Any:
@@ -145,7 +149,7 @@ class StackCache:
             self._note_reuse(call, memory, value)
         else:
             self._note_compute(call, memory, reason, value)
-            memory.probe = change
+            memory.probe, memory.scale = change, None
 
     def _note_reuse(self, call: Call, memory: _Memory, value: float | None) -> None:
         memory.streak += 1
@@ -197,7 +201,10 @@ class StackCache:
             return "shape, dtype or device changed", None
         if rule.max_streak is not None and memory.streak >= rule.max_streak:
             return f"{memory.streak} skips in a row", None
-        value = _relative_change(change, kept, memory.finite, rule.batch)
+        if memory.scale is None:
+            memory.scale = _scale(kept, memory.finite, rule.batch)
+        # The one place where a decision waits for the device.
+        value = float((_size(change - kept, rule.batch) / memory.scale).max())
         if value < rule.threshold:
             return None, value
         return ("non-finite" if math.isnan(value) else f"change at least {rule.threshold:g}"), value
@@ -206,22 +213,23 @@ class StackCache:
         memory = self._memory(call)
         if self.rule.threshold <= 0:
             return call.proceed()
+        # A segment whose first block the model leaves out cannot be skipped as a whole.
+        if memory.skip and (ends[0] or number in memory.skipped):
+            return self._skip(call, memory, number, ends)
         if ends[0]:
-            # Skipped blocks hand on their input itself, which a model may add to in place.
-            copied = memory.copied or memory.skip
-            memory.entry[number] = Snapshot.take(call.streams, copied=copied)
-        if memory.skip:
-            return self._skip(call, memory, number, last=ends[1])
+            memory.entry[number] = Snapshot.take(call.streams, copied=memory.copied)
         output = call.proceed()
         if ends[1]:
             self._record(call, memory, number, output)
         return output
 
-    def _skip(self, call: Call, memory: _Memory, number: int, *, last: bool) -> Any:
-        if not last:
-            return call.write(call.streams)
-        residual = self.rule.predictor.predict(memory.residuals[number], _place(call))
-        return call.write(memory.entry[number].streams + residual)
+    def _skip(self, call: Call, memory: _Memory, number: int, ends: tuple[bool, bool]) -> Any:
+        # What leaves the segment is known at its start, before a model can add to the input that
+        # skipped blocks hand on.
+        if ends[0]:
+            residual = self.rule.predictor.predict(memory.residuals[number], _place(call))
+            memory.skipped[number] = call.streams + residual
+        return call.write(memory.skipped[number] if ends[1] else call.streams)
 
     def _record(self, call: Call, memory: _Memory, number: int, output: Any) -> None:
         entry = memory.intact(memory.entry.get(number))
@@ -259,18 +267,17 @@ def _place(call: Call) -> float:
     return float(-call.step) if call.sigma is None else call.sigma
 
 
-def _relative_change(new: Tensor, old: Tensor, finite: Tensor | None, batch: str) -> float:
-    """Relative L1 distance, over the whole batch or of the worst sample.
+def _size(tensor: Tensor, batch: str) -> Tensor:
+    """The L1 norm in float32, over the whole batch or of every sample."""
+    axes = tuple(range(1 if batch == "worst" else 0, tensor.dim()))
+    size: Tensor = torch.linalg.vector_norm(tensor, 1, dim=axes, dtype=torch.float32)
+    return size
 
-    NaN if a kept residual is not finite. This is the one place where a decision waits for the
-    device.
-    """
-    axes = tuple(range(1, new.dim())) if batch == "worst" else tuple(range(new.dim()))
-    distance = (new - old).abs().mean(dim=axes, dtype=torch.float32)
+
+def _scale(old: Tensor, finite: Tensor | None, batch: str) -> Tensor:
     # A residual of exactly zero that stays zero has not changed.
-    size = old.abs().mean(dim=axes, dtype=torch.float32).clamp_min(torch.finfo(torch.float32).tiny)
-    value = (distance / size).max()
-    return float(value if finite is None else value + finite * 0)
+    size = _size(old, batch).clamp_min(torch.finfo(torch.float32).tiny)
+    return size if finite is None else size + finite * 0
 
 
 def _total(residual: Streams) -> Tensor:

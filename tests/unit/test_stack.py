@@ -254,3 +254,25 @@ def test_branches_decide_alone_without_joint():
 def test_a_branch_without_features_computes_whatever_the_other_one_does():
     pairs, _ = guided(FirstBlockCache(threshold=0.1, **OPEN), (1, 1), (1, math.inf), (1, 1))
     assert [(a, b) for (_, a), (_, b) in pairs][1] == ("reused", "forced")
+
+
+class LeavingOut(Chain):
+    """A chain that can leave out its middle block, as skip-layer guidance does."""
+
+    def forward(self, hidden_states, *, whole=True):
+        for block in self.blocks if whole else self.blocks[::2]:
+            hidden_states = block(hidden_states)
+        return hidden_states
+
+
+def test_where_the_first_skippable_block_is_left_out_the_rest_is_computed():
+    model = LeavingOut(2, 3, 5)
+    handle = accel.patch(model, FirstBlockCache(threshold=0.1, **OPEN))
+    drive(model, handle, ones(1))
+    with handle.generation(4):
+        outputs = []
+        for whole in (True, True, False, True):
+            outputs.append(model(ones(1)[0], whole=whole))
+            handle.advance()
+    assert [output.unique().item() for output in outputs] == [30, 30, 10, 30]
+    assert model.calls() == [1 + 4, 1 + 2, 1 + 3]
