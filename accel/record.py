@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -75,7 +76,7 @@ def _circumstances() -> dict[str, Any]:
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
-        "command": " ".join(sys.argv),
+        "command": _command(),
         "device": device(),
         "threads": torch.get_num_threads(),
         "versions": versions(),
@@ -218,3 +219,10 @@ def _without_infinities(value: Any) -> Any:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"the constant {name} is no JSON")
+
+
+def _command() -> str:
+    """How this process was started, without the folder in which it was."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    started = [Path(sys.argv[0]).name] if spec is None else ["python", "-m", spec.name]
+    return shlex.join([*started, *sys.argv[1:]])

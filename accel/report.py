@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import metadata
 from typing import Any, Self
@@ -244,11 +244,12 @@ class Timeline:
         )
 
     def _settled(self) -> tuple[Decision, ...]:
-        decisions = [asdict(decision) for decision in self.decisions]
+        decisions = list(self.decisions)
         for index, name, value in self._pending:
             number = float(value)
-            decisions[index][name] = number if math.isfinite(number) else None
-        return tuple(Decision(**entry) for entry in decisions)
+            known = number if math.isfinite(number) else None
+            decisions[index] = replace(decisions[index], **{name: known})
+        return tuple(decisions)
 
 
 def _why_nothing(decisions: Sequence[Decision]) -> str:

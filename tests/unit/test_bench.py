@@ -3,7 +3,9 @@
 import json
 import math
 import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -67,6 +69,19 @@ def test_record_has_every_key_and_reads_back(tmp_path: Path) -> None:
     assert found["versions"].keys() >= {"python", "torch"}
     assert found["threads"] == torch.get_num_threads()
     assert [entry.name for entry in path.parent.iterdir()] == ["one.json"]
+
+
+def test_record_says_how_it_was_made_without_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = SimpleNamespace(__spec__=None)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/accel", "bench", "a b"])
+    path = bench.write_record(tmp_path / "one.json", "n", {}, [], {})
+    assert bench.read_record(path)["command"] == "accel bench 'a b'"
+    main.__spec__ = SimpleNamespace(name="tests.benchmarks.one")
+    path = bench.write_record(tmp_path / "two.json", "n", {}, [], {})
+    assert bench.read_record(path)["command"] == "python -m tests.benchmarks.one bench 'a b'"
 
 
 def test_record_spells_out_numbers_that_json_lacks(tmp_path: Path) -> None:

@@ -296,8 +296,8 @@ def test_prompts_that_are_too_long_are_refused(tokenizer) -> None:
 
 
 def test_unknown_tasks_are_answered_with_the_nearest() -> None:
-    with pytest.raises(OptionError, match=r"no task 'shufle'; .* Did you mean 'shuffle'"):
-        task_named("shufle")
+    with pytest.raises(OptionError, match=r"no task 'shuffel'; .* Did you mean 'shuffle'"):
+        task_named("shuffel")
     with pytest.raises(OptionError, match="no task"):
         random_item(random.Random(0), "riddle")
     with pytest.raises(OptionError, match="no task"):
