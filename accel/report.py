@@ -247,8 +247,8 @@ class Timeline:
         decisions = list(self.decisions)
         for index, name, value in self._pending:
             number = float(value)
-            known = number if math.isfinite(number) else None
-            decisions[index] = replace(decisions[index], **{name: known})
+            known: dict[str, Any] = {name: number if math.isfinite(number) else None}
+            decisions[index] = replace(decisions[index], **known)
         return tuple(decisions)
 
 
