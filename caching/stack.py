@@ -101,7 +101,8 @@ class StackCache:
         else:
             yield Binding(self._head[0], self._start)
             yield Binding(self._head[-1], partial(self._probe, first=False))
-        for number, segment in enumerate(self._segments):
+        # Where nothing is ever skipped, the middle is left alone.
+        for number, segment in enumerate(self._segments if self.rule.threshold > 0 else ()):
             for index, site in enumerate(segment):
                 ends = (index == 0, index == len(segment) - 1)
                 yield Binding(site, partial(self._middle, number=number, ends=ends))
@@ -211,8 +212,6 @@ class StackCache:
 
     def _middle(self, call: Call, *, number: int, ends: tuple[bool, bool]) -> Any:
         memory = self._memory(call)
-        if self.rule.threshold <= 0:
-            return call.proceed()
         # A segment whose first block the model leaves out cannot be skipped as a whole.
         if memory.skip and (ends[0] or number in memory.skipped):
             return self._skip(call, memory, number, ends)
