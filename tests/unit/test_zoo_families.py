@@ -40,10 +40,10 @@ def test_every_name_offers_everything(name: str) -> None:
 
 @pytest.mark.parametrize("scheduler", ["own", "unipc", "dpm", "euler"])
 def test_the_unet_runs_under_every_solver_and_equal_seeds_agree(
-    untrained: dict[str, Any], scheduler: str
+    untrained: dict[str, Any], monkeypatch: pytest.MonkeyPatch, scheduler: str
 ) -> None:
     pipe = untrained[UNET]
-    pipe.scheduler = solvers.noise()[scheduler]()
+    monkeypatch.setattr(pipe, "scheduler", solvers.noise()[scheduler]())
     assert int(pipe.scheduler.config.num_train_timesteps) == 1000
 
     def draw(seed: int, guidance: float) -> Any:
@@ -59,11 +59,13 @@ def test_the_unet_runs_under_every_solver_and_equal_seeds_agree(
     assert not np.array_equal(first, draw(1, 1.0))
 
 
-def test_solvers_for_noise_meet_where_steps_are_many(untrained: dict[str, Any]) -> None:
+def test_solvers_for_noise_meet_where_steps_are_many(
+    untrained: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pipe, makers = untrained[UNET], solvers.noise()
     latents = {}
     for name in ("own", "dpm", "euler"):
-        pipe.scheduler = makers[name]()
+        monkeypatch.setattr(pipe, "scheduler", makers[name]())
         latents[name] = pipe(
             "small blue trousers on a grey ground",
             generator=torch.Generator().manual_seed(0),
@@ -91,10 +93,10 @@ def test_every_solver_takes_flux_through_the_same_levels(scheduler: str) -> None
 
 @pytest.mark.parametrize("scheduler", ["own", "euler", "dpm"])
 def test_video_runs_under_every_solver_and_equal_seeds_agree(
-    untrained: dict[str, Any], scheduler: str
+    untrained: dict[str, Any], monkeypatch: pytest.MonkeyPatch, scheduler: str
 ) -> None:
     pipe = untrained[VIDEO]
-    pipe.scheduler = solvers.flow("unipc", 3.0)[scheduler]()
+    monkeypatch.setattr(pipe, "scheduler", solvers.flow("unipc", 3.0)[scheduler]())
 
     def draw(seed: int, prompt: str = "a small red bag bouncing up on a mint ground") -> Any:
         generator = torch.Generator().manual_seed(seed)
