@@ -228,7 +228,7 @@ class StackCache:
         if ends[0]:
             residual = self.rule.predictor.predict(memory.residuals[number], _place(call))
             memory.skipped[number] = call.streams + residual
-        return call.write(memory.skipped[number] if ends[1] else call.streams)
+        return call.write(memory.skipped.pop(number) if ends[1] else call.streams)
 
     def _record(self, call: Call, memory: _Memory, number: int, output: Any) -> None:
         entry = memory.intact(memory.entry.get(number))
@@ -267,9 +267,10 @@ def _place(call: Call) -> float:
 
 
 def _size(tensor: Tensor, batch: str) -> Tensor:
-    """The L1 norm in float32, over the whole batch or of every sample."""
+    """The L1 norm in at least float32, over the whole batch or of every sample."""
     axes = tuple(range(1 if batch == "worst" else 0, tensor.dim()))
-    size: Tensor = torch.linalg.vector_norm(tensor, 1, dim=axes, dtype=torch.float32)
+    wide = torch.promote_types(tensor.dtype, torch.float32)
+    size: Tensor = torch.linalg.vector_norm(tensor, 1, dim=axes, dtype=wide)
     return size
 
 

@@ -276,3 +276,14 @@ def test_where_the_first_skippable_block_is_left_out_the_rest_is_computed():
             handle.advance()
     assert [output.unique().item() for output in outputs] == [30, 30, 10, 30]
     assert model.calls() == [1 + 4, 1 + 2, 1 + 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_every_floating_point_type_is_measured_in_its_own_or_wider_numbers(dtype):
+    model = Chain(2, 3, 5)
+    handle = accel.patch(model, FirstBlockCache(threshold=0.1, **OPEN))
+    drive(model, handle, [tensor.to(dtype) for tensor in ones(1)])
+    outputs = drive(model, handle, [tensor.to(dtype) for tensor in ones(1, 1, 2)])
+    assert actions(handle) == ["forced", "reused", "computed"]
+    assert [output.unique().item() for output in outputs] == [30, 30, 60]
+    assert {output.dtype for output in outputs} == {dtype}

@@ -173,6 +173,12 @@ def test_zoo_names_and_cards() -> None:
         card.name = "other"  # type: ignore[misc]
 
 
+def test_the_model_was_good_on_held_out_prompts() -> None:
+    found = zoo.card(NAME).figures["recommended"]
+    assert found["kind"] >= 0.85
+    assert found["colour"] >= 0.90
+
+
 def test_all_files_together_stay_small_and_are_half_precision() -> None:
     assert tree_bytes(catalogue.HERE / NAME) + tree_bytes(WEIGHTS.parent) < 40 * MEGABYTE
     from safetensors import safe_open
