@@ -5,7 +5,7 @@ The only place that knows the method packages.
 
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from accel.errors import OptionError, nearest
@@ -26,29 +26,12 @@ def methods() -> dict[str, type[Method]]:
     return {cls.__name__: cls for cls in found if not inspect.isabstract(cls)}
 
 
-def _quality() -> tuple[Method, ...]:
-    from caching import FirstBlockCache, Newton
-
-    return (FirstBlockCache(threshold=0.06, predictor=Newton(order=1)),)
-
-
-def _balanced() -> tuple[Method, ...]:
-    from caching import FirstBlockCache, Newton
-
-    return (FirstBlockCache(threshold=0.12, predictor=Newton(order=1)),)
-
-
-def _fast() -> tuple[Method, ...]:
-    from caching import FirstBlockCache, Newton
-
-    return (FirstBlockCache(threshold=0.16, predictor=Newton(order=1)),)
-
-
-_PRESETS: dict[str, tuple[str, Callable[[], tuple[Method, ...]]]] = {
-    "quality": ("hardly visible differences", _quality),
-    "balanced": ("small differences, the default", _balanced),
-    "fast": ("visible differences", _fast),
+_PRESETS = {
+    "quality": ("hardly visible differences", 0.06),
+    "balanced": ("small differences, the default", 0.12),
+    "fast": ("visible differences", 0.16),
 }
+"""What each preset is for, and the threshold of its first block cache."""
 
 
 def presets() -> dict[str, str]:
@@ -75,7 +58,9 @@ def resolve(chosen: Sequence[Any]) -> tuple[Method, ...]:
 
 def _preset(name: str) -> tuple[Method, ...]:
     if name in _PRESETS:
-        return _PRESETS[name][1]()
+        from caching import FirstBlockCache, Newton
+
+        return (FirstBlockCache(threshold=_PRESETS[name][1], predictor=Newton(order=1)),)
     if name in methods():
         raise OptionError(
             f"{name!r} is a method: pass an instance of it, `accel.patch(pipe, {name}(...))`."

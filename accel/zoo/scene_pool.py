@@ -14,6 +14,7 @@ from accel.zoo.grounding import item_answers, token_answers
 from accel.zoo.scenes import random_scene, render_owned
 from accel.zoo.train_text import LONG, text_length
 from accel.zoo.train_vae import encode, halved
+from accel.zoo.training import Stage
 from accel.zoo.vocabulary import CLIP_LENGTH, T5_LENGTH, clip_tokenizer, t5_tokenizer
 
 if TYPE_CHECKING:
@@ -102,3 +103,11 @@ class ScenePool:
             return_tensors="pt",
         ).input_ids
         return ids
+
+
+def scene_stages(half_share: float) -> tuple[Stage, Stage]:
+    """Half resolution for `half_share` of the time, then full resolution."""
+    return (
+        Stage("half", half_share, batch=64, fresh=24, first=4096),
+        Stage("full", 1.0, batch=32, fresh=12, first=1536),
+    )

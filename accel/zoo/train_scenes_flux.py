@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from accel.zoo.blueprint import flux_pipeline, new_clip, new_t5, new_transformer
 from accel.zoo.grounding import ITEM_CLASSES, Reader
-from accel.zoo.scene_pool import SceneBatch, ScenePool
+from accel.zoo.scene_pool import SceneBatch, ScenePool, scene_stages
 from accel.zoo.scenes import random_scene
 from accel.zoo.train_text import pooled_lesson, train_text, words_lesson
 from accel.zoo.train_vae import new_or_trained_vae
@@ -134,14 +134,6 @@ def image_ids(*, half: bool) -> Tensor:
     return ids.flatten(0, 1)
 
 
-def stages(half_share: float) -> tuple[Stage, Stage]:
-    """Half resolution for `half_share` of the time, then full resolution."""
-    return (
-        Stage("half", half_share, batch=64, fresh=24, first=4096),
-        Stage("full", 1.0, batch=32, fresh=12, first=1536),
-    )
-
-
 def train_pipeline(
     minutes: float,
     out: Path,
@@ -162,7 +154,7 @@ def train_pipeline(
     def pool(stage: Stage, seed: int) -> ScenePool:
         return ScenePool(trained, half=stage.name == "half", seed=seed, varied_text=True)
 
-    return train(run, stages(half_share), pool, minutes)
+    return train(run, scene_stages(half_share), pool, minutes)
 
 
 def main() -> None:

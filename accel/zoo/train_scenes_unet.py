@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from accel.zoo.blueprint import new_clip, new_ddim, new_unet, unet_pipeline, unshifted
 from accel.zoo.catalogue import HERE
 from accel.zoo.grounding import ITEM_CLASSES, Reader
-from accel.zoo.scene_pool import SceneBatch, ScenePool
+from accel.zoo.scene_pool import SceneBatch, ScenePool, scene_stages
 from accel.zoo.scenes import random_scene
 from accel.zoo.train_judge import channels_last
 from accel.zoo.train_text import early_lesson, pooled_lesson, train_text
@@ -96,14 +96,6 @@ class UNetLearner(Learner[SceneBatch]):
         train_text([pooled_lesson(self.clip), early_lesson(self.clip)], random_scene, minutes)
 
 
-def stages(half_share: float) -> tuple[Stage, Stage]:
-    """Half resolution for `half_share` of the time, then full resolution."""
-    return (
-        Stage("half", half_share, batch=64, fresh=24, first=4096),
-        Stage("full", 1.0, batch=32, fresh=12, first=1536),
-    )
-
-
 def train_pipeline(
     minutes: float,
     out: Path,
@@ -124,7 +116,7 @@ def train_pipeline(
     def pool(stage: Stage, seed: int) -> ScenePool:
         return ScenePool(trained, half=stage.name == "half", seed=seed)
 
-    return train(run, stages(half_share), pool, minutes)
+    return train(run, scene_stages(half_share), pool, minutes)
 
 
 def main() -> None:
