@@ -21,6 +21,7 @@ from accel.options import (
     add_model,
     add_pictures,
     add_sampling,
+    temperature,
     whole_number,
 )
 
@@ -158,23 +159,33 @@ def _add_zoo(commands: "Commands") -> None:
 
 
 def _add_zoo_show(actions: "Commands") -> None:
-    parser = _command(actions, "show", "a model's card and the words that it knows", zoo_do.show)
+    parser = _command(actions, "show", "a model's card and what it reads", zoo_do.show)
     parser.add_argument("name")
 
 
 def _add_zoo_sample(actions: "Commands") -> None:
-    parser = _command(actions, "sample", "one picture or clip", zoo_do.sample)
+    about = "one picture, clip or answer"
+    parser = _command(actions, "sample", about, zoo_do.sample)
     parser.add_argument("name")
-    parser.add_argument("--prompt", help="what to show (default: a prompt of the model's own)")
+    parser.add_argument("--prompt", help="what to make (default: a prompt of the model's own)")
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help=".png; for clips .gif or .webp"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help=".png; for clips .gif or .webp; an answer is printed if left out",
     )
-    parser.add_argument("--frames", type=whole_number(1, 1000), help="of a clip")
     add_sampling(parser)
+    parser.add_argument("--frames", type=whole_number(1, 1000), help="of a clip")
+    text = parser.add_argument_group("language models")
+    text.add_argument("--length", type=whole_number(1, 512), help="most tokens of the answer")
+    text.add_argument("--tokens-per-step", type=whole_number(1, 512), help="(default: 1)")
+    text.add_argument("--temperature", type=temperature, help="0 takes the likeliest (default)")
 
 
 def _add_zoo_eval(actions: "Commands") -> None:
-    parser = _command(actions, "eval", "accuracy and PSNR over steps, as a record", zoo_do.evaluate)
+    parser = _command(
+        actions, "eval", "quality over steps, or over tokens a step, as a record", zoo_do.evaluate
+    )
     parser.add_argument("name")
     parser.add_argument(
         "--prompts", type=whole_number(1, 4096), help="at most so many in each stage"

@@ -14,6 +14,7 @@ from accel.source import Source
 MAX_STEPS = 1000
 MAX_SIDE_PX = 8192
 MAX_GUIDANCE = 100.0
+MAX_TEMPERATURE = 10.0
 # Every autoencoder of diffusers halves at least three times, save for the smallest models.
 _SIDE_MULTIPLE_PX = 8
 _SIZE = re.compile(r"(\d{1,6})(?:x(\d{1,6}))?")
@@ -36,15 +37,23 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
-def guidance(text: str) -> float:
-    """Returns the guidance scale that `text` writes, 0 to 100."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0.0 <= value <= MAX_GUIDANCE:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to {MAX_GUIDANCE:g}")
-    return value
+def _number(high: float) -> Callable[[str], float]:
+    """Returns a parser of numbers from 0 to `high`."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0.0 <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to {high:g}")
+        return value
+
+    return parse
+
+
+guidance = _number(MAX_GUIDANCE)
+temperature = _number(MAX_TEMPERATURE)
 
 
 def size(text: str) -> tuple[int, int]:

@@ -4,6 +4,7 @@ import argparse
 import json
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ from accel.prompts import check_prompt
 from accel.record import prepare_folder
 from accel.source import SetupError, find
 from accel.zoo import families
+from accel.zoo.language.decode import Plan
 
 _MEGABYTE = 1e6
+_OF_PICTURES = ("steps", "size", "frames", "guidance")
+_OF_TEXT = ("length", "tokens_per_step", "temperature")
 
 
 def listing(_: argparse.Namespace) -> int:
     """Prints every model with its size and what it is."""
-    known = dict.fromkeys([*families.MODULES, *zoo.names()])
-    _say("\n".join(f"{name:14}{_size(name):>9}  {_summary(name)}" for name in known))
+    _say("\n".join(f"{name:14}{_size(name):>9}  {_summary(name)}" for name in families.FAMILIES))
     return 0
 
 
@@ -40,21 +43,29 @@ def show(options: argparse.Namespace) -> int:
         f"trained   {', '.join(f'{part} {took:.0f} s' for part, took in card.seconds.items())}",
         f"reaches   {json.dumps(card.figures.get('recommended', 'not evaluated yet'))}",
         f"example   {zoo.prompts(card.name, 1)[0]}",
+        f"reads     {families.family(card.name).reads()}",
     ]
-    if card.name in families.MODULES:
-        rows.append(f"words     {' '.join(families.family(card.name).words())}")
     _say("\n".join(rows))
     return 0
 
 
 def sample(options: argparse.Namespace) -> int:
-    """Makes one picture or clip and writes it."""
+    """Makes one picture or clip and writes it, or prints one answer."""
+    prompt = check_prompt(options.prompt or zoo.prompts(options.name, 1)[0], "--prompt")
+    if zoo.card(options.name).kind == "language":
+        return _answer(options, prompt)
+    return _draw(options, prompt)
+
+
+def _draw(options: argparse.Namespace, prompt: str) -> int:
     name = options.name
-    prompt = check_prompt(options.prompt or zoo.prompts(name, 1)[0], "--prompt")
-    made_by = families.family(name)
+    _refuse(options, _OF_TEXT, "makes pictures")
+    made_by = families.drawing(name)
     call = {**zoo.card(name).call, **_asked(options)}
     families.check_words(name, prompt)
     made_by.check_call(call)
+    if options.out is None:
+        raise OptionError(f"{name} makes pictures; say where to write one with --out FILE.")
     made_by.check_output(options.out)
     prepare_folder(options.out.parent)
     if not made_by.understood(prompt):
@@ -66,6 +77,35 @@ def sample(options: argparse.Namespace) -> int:
     made_by.save(output, options.out)
     _say(str(options.out))
     return 0
+
+
+def _answer(options: argparse.Namespace, prompt: str) -> int:
+    _refuse(options, _OF_PICTURES, "writes text")
+    if options.device not in ("auto", "cpu"):
+        raise OptionError(f"--device is {options.device}; {options.name} is decoded on the cpu.")
+    call = zoo.card(options.name).call
+    plan = Plan(
+        gen_length=options.length or call["gen_length"],
+        tokens_per_step=options.tokens_per_step or call["tokens_per_step"],
+        temperature=options.temperature or 0.0,
+        generator=torch.Generator("cpu").manual_seed(options.seed),
+    )
+    if options.out is not None:
+        prepare_folder(options.out.parent)
+    (text,) = zoo.load(options.name).answers([prompt], plan)
+    if options.out is None:
+        _say(text)
+        return 0
+    options.out.write_text(text + "\n", encoding="utf-8")
+    _say(str(options.out))
+    return 0
+
+
+def _refuse(options: argparse.Namespace, names: Sequence[str], does: str) -> None:
+    given = [name for name in names if getattr(options, name) is not None]
+    if given:
+        flags = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise OptionError(f"{options.name} {does}; leave out {flags}.")
 
 
 def evaluate(options: argparse.Namespace) -> int:
@@ -85,10 +125,10 @@ def train(options: argparse.Namespace) -> int:
     prepare_folder(out)
     _log()
     try:
-        folder = made_by.train_pipeline(options.minutes, out)
+        folder = made_by.train(options.minutes, out)
     except FileNotFoundError as error:
         raise SetupError(str(error)) from error
-    _say(f"{folder}\nTo put it into the zoo: python -m accel.zoo.publish {options.name} --help")
+    _say(f"{folder}\nTo put it into the zoo: python -m {made_by.PUBLISHER} {options.name} --help")
     return 0
 
 
@@ -101,7 +141,7 @@ def _asked(options: argparse.Namespace) -> dict[str, Any]:
     if options.frames is not None:
         asked["num_frames"] = options.frames
     if options.guidance is not None:
-        asked[families.family(options.name).ABOUT.guidance] = options.guidance
+        asked[families.drawing(options.name).ABOUT.guidance] = options.guidance
     if "num_frames" in asked and "num_frames" not in zoo.card(options.name).call:
         raise OptionError(f"{options.name} makes single pictures; leave out --frames.")
     return asked

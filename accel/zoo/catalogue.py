@@ -9,9 +9,8 @@ from typing import Any, Literal, overload
 import torch
 
 from accel.errors import AccelError, OptionError, nearest
-from accel.zoo.families import MODULES, family
-from accel.zoo.language.loading import LanguageModel, load_language
-from accel.zoo.language.tasks import sample_items
+from accel.zoo.families import FAMILIES, family
+from accel.zoo.language.loading import LanguageModel
 from accel.zoo.scenes import Split
 
 HERE = Path(__file__).parent
@@ -75,7 +74,7 @@ def folder(name: str) -> Path:
         OptionError: there is no such model, or it has not been trained yet.
     """
     known = names()
-    if name in MODULES and name not in known:
+    if name in FAMILIES and name not in known:
         raise OptionError(
             f"{name} does not come with this copy of accel. Train it: `accel zoo train {name}`."
         )
@@ -109,8 +108,6 @@ def load(name: str, torch_dtype: torch.dtype = torch.float32) -> Any:
     """
     about = card(name)
     _check_files(folder(name), about)
-    if about.kind == "language":
-        return load_language(folder(name), torch_dtype)
     return family(name).load(folder(name), torch_dtype)
 
 
@@ -145,12 +142,10 @@ def prompts(name: str, n: int, split: Split = "held_out") -> list[str]:
     Raises:
         OptionError: there is no such model or split, or `n` is out of range.
     """
-    kind = card(name).kind
+    card(name)
     if split not in _SPLITS:
         raise OptionError(f"split is {split!r}; expected one of {_SPLITS}.")
     try:
-        if kind == "language":
-            return [item.prompt for item in sample_items(n, split)]
         return family(name).prompts(n, split)
     except ValueError as error:
         raise OptionError(str(error)) from error

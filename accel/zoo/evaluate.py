@@ -1,11 +1,10 @@
-"""Measure a zoo pipeline: `python -m accel.zoo.evaluate scenes-flux`, or `accel zoo eval`.
+"""What `accel zoo eval` measures of a pipeline.
 
 How well it does on held-out prompts, and PSNR to the recommended number of steps and to a converged
 solution; both over the number of steps, with the pipeline's own scheduler and with second-order
 multistep solvers. These curves are the controls that acceleration must beat.
 """
 
-import argparse
 import logging
 import statistics
 import time
@@ -19,12 +18,11 @@ from torch import Tensor
 
 from accel.record import read_record, write_record
 from accel.zoo.catalogue import card, load
-from accel.zoo.families import family
+from accel.zoo.families import drawing
 
 STEPS = (50, 28, 20, 14, 10, 7, 5)
 CONVERGED_STEPS = 140
 GUIDANCE = (1.0, 2.0, 3.0)
-RECORD = Path("tests/benchmarks/records")
 
 Curves = dict[str, dict[str, dict[str, float]]]
 
@@ -169,7 +167,7 @@ def run(name: str, bench: Bench, count: int | None, out: Path, only: Sequence[st
         "recommended": lambda: half.figures(tasks["recommended"]),
         "psnr_db": lambda: psnr_curves(full, tasks["psnr"]),
         "accuracy": lambda: accuracy_curves(half, tasks["accuracy"]),
-        f"seconds_per_{family(name).ABOUT.part}_fp32_p50": lambda: seconds_per_call(full),
+        f"seconds_per_{drawing(name).ABOUT.part}_fp32_p50": lambda: seconds_per_call(full),
     }
     config = {
         "pipeline": name,
@@ -187,19 +185,3 @@ def run(name: str, bench: Bench, count: int | None, out: Path, only: Sequence[st
         results[stage] = stages[stage]()
         write_record(path, f"zoo {name}", config, seeds, results)
     return path
-
-
-def main() -> None:
-    """Measure the named pipeline."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name")
-    parser.add_argument("--prompts", type=int, help="at most so many in each stage")
-    parser.add_argument("--out", type=Path, default=RECORD)
-    parser.add_argument("--only", nargs="+", help="stages to run; the record keeps the others")
-    options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    family(options.name).evaluate(options.prompts, options.out, options.only)
-
-
-if __name__ == "__main__":
-    main()

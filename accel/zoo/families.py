@@ -1,9 +1,10 @@
 """Who knows what to do with which model of the zoo.
 
-For every name one module offers what `Family` lists. It imports nothing heavy until it is asked.
+For every name one module or object offers what `Family` lists, and where the model draws also what
+`Drawing` lists. It imports nothing heavy until it is asked.
 """
 
-import importlib
+import pkgutil
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -16,12 +17,15 @@ import torch
 from accel.errors import OptionError, nearest
 from accel.zoo.scenes import Split
 
-MODULES = {
+FAMILIES = {
     "scenes-flux": "accel.zoo.scenes_flux",
     "scenes-unet": "accel.zoo.scenes_unet",
     "scenes-video": "accel.zoo.video.scenes_video",
+    "tiny-llada": "accel.zoo.language.family:LLADA",
+    "tiny-sdar": "accel.zoo.language.family:SDAR",
+    "tiny-dream": "accel.zoo.language.family:DREAM",
 }
-"""The module of every model, shipped already or still to be trained."""
+"""Where every model's family is, whether the model is shipped already or still to be trained."""
 
 _WORD = re.compile(r"[\w-]+")
 
@@ -45,9 +49,12 @@ class About:
 
 
 class Family(Protocol):
-    """What a module offers for its model."""
+    """What is offered for every model.
 
-    ABOUT: About
+    `PUBLISHER` is the module whose command line puts a trained model into the zoo.
+    """
+
+    PUBLISHER: str
 
     def load(self, folder: Path, torch_dtype: torch.dtype) -> Any:
         """The model in `folder`, ready to be called."""
@@ -56,6 +63,24 @@ class Family(Protocol):
     def prompts(self, count: int, split: Split) -> list[str]:
         """Fixed prompts; ValueError if there are not so many."""
         ...
+
+    def reads(self) -> str:
+        """What prompts may be made of, in a line."""
+        ...
+
+    def evaluate(self, count: int | None, out: Path, only: list[str] | None) -> Path:
+        """Measure the model; returns the record."""
+        ...
+
+    def train(self, minutes: float, out: Path) -> Path:
+        """Train anew or go on; returns the model's folder."""
+        ...
+
+
+class Drawing(Family, Protocol):
+    """What is offered for a pipeline that makes pictures or clips."""
+
+    ABOUT: About
 
     def words(self) -> list[str]:
         """Every word that the model was trained on, sorted."""
@@ -77,14 +102,6 @@ class Family(Protocol):
         """Write what one call returned."""
         ...
 
-    def evaluate(self, count: int | None, out: Path, only: list[str] | None) -> Path:
-        """Measure the model; returns the record."""
-        ...
-
-    def train_pipeline(self, minutes: float, out: Path) -> Path:
-        """Train anew or go on; returns the model's folder."""
-        ...
-
 
 def family(name: str) -> Family:
     """What is offered for `name`.
@@ -92,12 +109,23 @@ def family(name: str) -> Family:
     Raises:
         OptionError: nothing is.
     """
-    if name not in MODULES:
+    if name not in FAMILIES:
         raise OptionError(
-            f"The zoo makes no pictures with {name!r}; it does with {', '.join(MODULES)}."
-            f"{nearest(name, MODULES)}"
+            f"The zoo has no model {name!r}; it has {', '.join(FAMILIES)}.{nearest(name, FAMILIES)}"
         )
-    return cast("Family", importlib.import_module(MODULES[name]))
+    return cast("Family", pkgutil.resolve_name(FAMILIES[name]))
+
+
+def drawing(name: str) -> Drawing:
+    """What is offered for `name`, which draws.
+
+    Raises:
+        OptionError: there is no such model, or it writes text.
+    """
+    found = family(name)
+    if not hasattr(found, "ABOUT"):
+        raise OptionError(f"{name} is a language model; it makes no pictures.")
+    return cast("Drawing", found)
 
 
 def load_pipeline(folder: Path, torch_dtype: torch.dtype) -> Any:
@@ -112,13 +140,18 @@ def load_pipeline(folder: Path, torch_dtype: torch.dtype) -> Any:
         )
 
 
+def in_words(words: Sequence[str]) -> str:
+    """How a model that knows only these words says so."""
+    return f"the words {' '.join(words)}"
+
+
 def check_words(name: str, prompt: str) -> None:
     """Nothing, if the model knows every word of `prompt`.
 
     Raises:
         OptionError: it does not; the message has the unknown words and the known ones.
     """
-    known = family(name).words()
+    known = drawing(name).words()
     unknown = sorted({word for word in _WORD.findall(prompt.lower()) if word not in known})
     if unknown:
         raise OptionError(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accel.zoo.families import check_suffix
+from accel.zoo.families import check_suffix, in_words
 from accel.zoo.scenes import SIDE_PX, Scene, Split, parse, sample_scenes
 from accel.zoo.vocabulary import caption_words
 
@@ -36,6 +36,11 @@ def prompts(count: int, split: Split) -> list[str]:
 def words() -> list[str]:
     """Every word of the scenes' grammar, sorted."""
     return caption_words()
+
+
+def reads() -> str:
+    """The words that a prompt may have."""
+    return in_words(words())
 
 
 def understood(prompt: str) -> bool:

@@ -13,8 +13,9 @@ from typing import Any
 
 from accel.record import read_record
 from accel.zoo.catalogue import CARD_FILE, HERE, checksum
-from accel.zoo.families import family
+from accel.zoo.families import drawing
 
+RECORDS = Path("tests/benchmarks/records")
 OWN_FILES = (CARD_FILE, "README.md")
 
 
@@ -29,7 +30,7 @@ def copy_weights(source: Path, target: Path) -> None:
 
 def write_card(folder: Path, guidance: float, seconds: dict[str, float], record: Path) -> None:
     """Write `card.json` for the pipeline's files that lie in `folder` now."""
-    about = family(folder.name).ABOUT
+    about = drawing(folder.name).ABOUT
     call = {**about.call, about.guidance: guidance}
     if guidance > 1:
         call["negative_prompt"] = ""
@@ -67,7 +68,7 @@ def read_card(folder: Path) -> dict[str, Any]:
 def write_readme(folder: Path) -> None:
     """Write the pipeline's `README.md` from `card.json`."""
     card, name = read_card(folder), folder.name
-    about = family(name).ABOUT
+    about = drawing(name).ABOUT
     made = ("frames", "frames[0]") if about.part == "video" else ("image", "images[0]")
     example = [
         f'pipe = zoo.load("{name}")',

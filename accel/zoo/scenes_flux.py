@@ -10,6 +10,8 @@ from accel.zoo import families, pictures
 from accel.zoo.scenes import SIDE_PX
 from accel.zoo.vocabulary import T5_LENGTH
 
+PUBLISHER = "accel.zoo.publish"
+
 ABOUT = families.About(
     summary="A stock FluxPipeline of 64 x 64 pictures: one or two tinted garments on a ground.",
     licence=pictures.LICENCE,
@@ -22,7 +24,8 @@ ABOUT = families.About(
     example=pictures.EXAMPLE,
 )
 
-prompts, words, understood = pictures.prompts, pictures.words, pictures.understood
+prompts, reads = pictures.prompts, pictures.reads
+words, understood = pictures.words, pictures.understood
 check_output, save = pictures.check_output, pictures.save
 
 
@@ -46,7 +49,7 @@ def evaluate(count: int | None, out: Path, only: list[str] | None) -> Path:
     return evaluate.run("scenes-flux", bench, count, out, only)
 
 
-def train_pipeline(minutes: float, out: Path) -> Path:
+def train(minutes: float, out: Path) -> Path:
     """Train anew or go on; returns the model's folder."""
     from accel.zoo import train_scenes_flux
 

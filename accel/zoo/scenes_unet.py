@@ -8,6 +8,8 @@ import torch
 
 from accel.zoo import families, pictures
 
+PUBLISHER = "accel.zoo.publish"
+
 ABOUT = families.About(
     summary="A stock StableDiffusionPipeline with the scenes of scenes-flux: a UNet of three "
     "levels that predicts noise, 64 x 64 pixels.",
@@ -20,7 +22,8 @@ ABOUT = families.About(
     example=pictures.EXAMPLE,
 )
 
-prompts, words, understood = pictures.prompts, pictures.words, pictures.understood
+prompts, reads = pictures.prompts, pictures.reads
+words, understood = pictures.words, pictures.understood
 check_output, save = pictures.check_output, pictures.save
 
 
@@ -42,7 +45,7 @@ def evaluate(count: int | None, out: Path, only: list[str] | None) -> Path:
     return evaluate.run("scenes-unet", bench, count, out, only)
 
 
-def train_pipeline(minutes: float, out: Path) -> Path:
+def train(minutes: float, out: Path) -> Path:
     """Train anew or go on; returns the model's folder."""
     from accel.zoo import train_scenes_unet
 

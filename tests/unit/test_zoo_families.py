@@ -1,5 +1,6 @@
 """What the zoo offers by name: pipelines from blueprints, publishing, checksums, measuring."""
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from accel import zoo
 from accel.errors import AccelError, OptionError
 from accel.zoo import catalogue, evaluate, families, pictures, publish, solvers
 from accel.zoo.evaluate import Bench, Subject
-from accel.zoo.families import MODULES, Family, family
+from accel.zoo.families import FAMILIES, Drawing, Family, drawing, family
 from accel.zoo.scenes import sample_scenes
 from accel.zoo.video import save_attention
 from accel.zoo.video.clips import sample_clips
@@ -26,16 +27,34 @@ SMALL_CLIP = {"height": 32, "width": 32, "num_frames": 5, "max_sequence_length":
 MEGABYTE = 1_000_000
 
 
-@pytest.mark.parametrize("name", MODULES)
+def offered_by(protocol: type) -> set[str]:
+    """What a protocol and those that it stands on ask for."""
+    asked = set(protocol.__annotations__) | {name for name in vars(protocol) if name[0] != "_"}
+    return asked if protocol is Family else asked | offered_by(Family)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_name_offers_everything(name: str) -> None:
-    offered = family(name)
-    for attribute in (*Family.__annotations__, *(n for n in vars(Family) if n[0] != "_")):
+    for attribute in offered_by(Family):
+        assert hasattr(family(name), attribute), attribute
+    assert importlib.util.find_spec(family(name).PUBLISHER)
+
+
+@pytest.mark.parametrize("name", [UNET, VIDEO, "scenes-flux"])
+def test_who_draws_offers_all_of_drawing(name: str) -> None:
+    offered = drawing(name)
+    for attribute in offered_by(Drawing):
         assert hasattr(offered, attribute), attribute
     about = offered.ABOUT
     offered.check_call(about.call)
     families.check_words(name, about.example)
     assert offered.understood(about.example)
     assert not offered.understood("a red bag")
+
+
+def test_language_models_draw_nothing() -> None:
+    with pytest.raises(OptionError, match="tiny-dream is a language model; it makes no pictures"):
+        drawing("tiny-dream")
 
 
 @pytest.mark.parametrize("scheduler", ["own", "unipc", "dpm", "euler"])
@@ -189,9 +208,7 @@ def test_models_still_to_be_trained_are_told_from_unknown_ones(
     monkeypatch.setattr(catalogue, "HERE", tmp_path)
     with pytest.raises(OptionError, match="accel zoo train scenes-video"):
         zoo.card(VIDEO)
-    with pytest.raises(
-        OptionError, match=r"no pictures with 'scenes-vide'.*Did you mean 'scenes-video'"
-    ):
+    with pytest.raises(OptionError, match=r"no model 'scenes-vide'.*Did you mean 'scenes-video'"):
         family("scenes-vide")
 
 

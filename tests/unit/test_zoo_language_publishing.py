@@ -98,16 +98,15 @@ def test_published_weights_are_half_precision(published: Path) -> None:
 
 
 def test_an_evaluation_is_recorded_and_reaches_card_and_readme(
-    published: Path, run_folder: Path, command, tmp_path: Path
+    published: Path, command, tmp_path: Path
 ) -> None:
-    counts = ("--tokens-per-step", 4, 16)
-    command(evaluate, NAME, "--run", run_folder, "--items", 16, *counts, "--out", tmp_path)
-    record = read_record(tmp_path / f"zoo-{NAME}.json")
+    path = evaluate.run(NAME, 16, tmp_path, ["16", "4"])
+    record = read_record(path)
     curves = record["results"]["tokens_per_step"]
     assert list(curves) == ["4", "16"]
     assert record["config"]["items"] == 16
     assert sum(task["items"] for task in curves["4"]["tasks"].values()) == 16
-    command(publish, NAME, "--record", tmp_path / f"zoo-{NAME}.json")
+    command(publish, NAME, "--record", path)
     assert zoo.card(NAME).figures == record["results"]
     assert zoo.card(NAME).seconds == {"model": 90}
     assert "| task | 4 | 16 |" in (published / "README.md").read_text("utf-8")

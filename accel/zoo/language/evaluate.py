@@ -1,30 +1,27 @@
-"""Measure a language model of the zoo: `python -m accel.zoo.language.evaluate tiny-llada`.
+"""What `accel zoo eval` measures of a language model.
 
 Accuracy of each task on the 2,000 held-out items, decoded greedily in blocks at 1, 2, 4 and 8
-tokens a step. This curve is what accelerated decoding must beat. `--run FOLDER` measures what a
-training has written so far.
+tokens a step. This curve is what accelerated decoding must beat.
 """
 
-import argparse
 import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from accel.record import write_record
+from accel.errors import OptionError
+from accel.record import read_record, write_record
 from accel.zoo.catalogue import load
-from accel.zoo.language.blueprint import SHAPES
 from accel.zoo.language.decode import Plan, decode
 from accel.zoo.language.graders import count_right
-from accel.zoo.language.loading import LanguageModel, load_language
+from accel.zoo.language.loading import LanguageModel
 from accel.zoo.language.tasks import HELD_OUT_COUNT, Item, sample_items
 from accel.zoo.language.vocabulary import END_ID, answer_text, encode_answers, encode_prompts
 
 TOKENS_PER_STEP = (1, 2, 4, 8)
 SHORT_ROOM, LONG_ROOM = 32, 96
 BATCH = 64
-RECORD = Path("tests/benchmarks/records")
 Z_95 = 1.96
 
 log = logging.getLogger(__name__)
@@ -108,19 +105,17 @@ def accuracy(right: int, total: int) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    """Decode at every number of tokens a step, and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=list(SHAPES))
-    parser.add_argument("--items", type=int, default=HELD_OUT_COUNT)
-    parser.add_argument("--tokens-per-step", type=int, nargs="+", default=TOKENS_PER_STEP)
-    parser.add_argument("--run", type=Path, help="what train wrote; without it, the zoo's model")
-    parser.add_argument("--out", type=Path, default=RECORD)
-    options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    name = options.name
-    language = load(name) if options.run is None else load_language(options.run / name)
-    items = sample_items(options.items)
+def run(name: str, count: int | None, out: Path, only: Sequence[str] | None) -> Path:
+    """Measure at every number of tokens a step, or at those of `only`, and write the record.
+
+    `count` limits how many items are taken. The record keeps what other numbers had given.
+
+    Raises:
+        OptionError: `only` names something else than a number of tokens from 1 up.
+    """
+    counts = _tokens_per_step(only)
+    language = load(name)
+    items = sample_items(min(HELD_OUT_COUNT, count or HELD_OUT_COUNT))
     config = {
         "model": name,
         "items": len(items),
@@ -129,14 +124,24 @@ def main() -> None:
         "batch": BATCH,
         "parameters": sum(weight.numel() for weight in language.model.parameters()),
     }
-    results: dict[str, object] = {}
+    path = out / f"zoo-{name}.json"
+    known = read_record(path)["results"]["tokens_per_step"] if only and path.exists() else {}
     # Written after every stage: an interrupted evaluation keeps what it has measured.
-    for count in options.tokens_per_step:
-        results[str(count)] = found = figures(answer(language, items, count))
-        log.info("%d tokens a step: %s", count, found)
-        path = options.out / f"zoo-{name}.json"
-        write_record(path, f"zoo {name}", config, [0], {"tokens_per_step": results})
+    for tokens in counts:
+        known[str(tokens)] = found = figures(answer(language, items, tokens))
+        log.info("%d tokens a step: %s", tokens, found)
+        results = {"tokens_per_step": {key: known[key] for key in sorted(known, key=int)}}
+        write_record(path, f"zoo {name}", config, [0], results)
+    return path
 
 
-if __name__ == "__main__":
-    main()
+def _tokens_per_step(only: Sequence[str] | None) -> Sequence[int]:
+    if not only:
+        return TOKENS_PER_STEP
+    wrong = [part for part in only if not part.isdecimal() or int(part) < 1]
+    if wrong:
+        raise OptionError(
+            f"--only got {', '.join(wrong)}; for a language model it takes numbers of tokens a "
+            "step, for example --only 1 4."
+        )
+    return [int(part) for part in only]

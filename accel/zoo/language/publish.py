@@ -14,8 +14,15 @@ import torch
 
 from accel.zoo.catalogue import HERE
 from accel.zoo.language.blueprint import SHAPES, shape_named
-from accel.zoo.language.evaluate import RECORD, SHORT_ROOM
-from accel.zoo.publish import copy_weights, markdown_table, read_card, save_card, save_readme
+from accel.zoo.language.evaluate import SHORT_ROOM
+from accel.zoo.publish import (
+    RECORDS,
+    copy_weights,
+    markdown_table,
+    read_card,
+    save_card,
+    save_readme,
+)
 
 SUMMARIES: Mapping[str, str] = MappingProxyType(
     {
@@ -61,7 +68,7 @@ def write_readme(folder: Path) -> None:
 def _figures(name: str, figures: dict[str, Any]) -> list[str]:
     """Accuracy by task and tokens a step, or a line saying that nothing was measured."""
     if not figures:
-        return [f"Not evaluated yet: run `python -m accel.zoo.language.evaluate {name}`."]
+        return [f"Not evaluated yet: run `accel zoo eval {name}`."]
     curves = figures["tokens_per_step"]
     first = next(iter(curves.values()))
     rows = [
@@ -91,7 +98,7 @@ def main() -> None:
         seconds = torch.load(options.run / "checkpoint.pt", weights_only=True)["seconds"]
     else:
         seconds = read_card(folder)["seconds"]["model"]
-    write_card(folder, round(seconds), options.record or RECORD / f"zoo-{options.name}.json")
+    write_card(folder, round(seconds), options.record or RECORDS / f"zoo-{options.name}.json")
     write_readme(folder)
 
 

@@ -19,6 +19,8 @@ MOST_FRAMES = 65
 SUFFIXES = (".gif", ".webp", ".png")
 FRAME_MS = 100
 
+PUBLISHER = "accel.zoo.publish"
+
 ABOUT = families.About(
     summary="A stock WanPipeline of clips of 17 frames, 64 x 64 pixels, 4,608 tokens: one or two "
     "tinted garments that move over a ground.",
@@ -58,6 +60,11 @@ def prompts(count: int, split: Split) -> list[str]:
 def words() -> list[str]:
     """Every word of the clips' grammar, sorted."""
     return clip_words()
+
+
+def reads() -> str:
+    """The words that a prompt may have."""
+    return families.in_words(words())
 
 
 def understood(prompt: str) -> bool:
@@ -132,7 +139,7 @@ def evaluate(count: int | None, out: Path, only: list[str] | None) -> Path:
     return evaluate.run("scenes-video", bench, count, out, only)
 
 
-def train_pipeline(minutes: float, out: Path) -> Path:
+def train(minutes: float, out: Path) -> Path:
     """Train anew or go on; returns the model's folder."""
     from accel.zoo.video import train_scenes_video
 
