@@ -74,6 +74,17 @@ def bench(options: argparse.Namespace) -> int:
     return 0
 
 
+def calibrate(options: argparse.Namespace) -> int:
+    """Prints every method with what it learnt about the model, ready for --method or Python."""
+    source = find(options.model)
+    shots, methods = _shots(source, options), choose(None, options.method)
+    pipe = source.load(options.device, options.dtype)
+    prompts, arguments = [shot.prompt for shot in shots], shots[0].arguments
+    for method in methods:
+        _say(str(method.calibrate(pipe, prompts, **arguments)))
+    return 0
+
+
 def _check_records(places: Sequence[Path]) -> int:
     faults = 0
     for path in [path for place in places for path in _records(place)]:

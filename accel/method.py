@@ -3,10 +3,10 @@
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from accel.errors import ConflictError, OptionError
 from accel.sites import Hook, ModelSites, Site
@@ -74,6 +74,24 @@ class Method(ABC):
         Raises:
             AccelUnsupportedError: if the model lacks what the method needs.
         """
+
+    def calibrate(self, pipe: Any, prompts: Sequence[str], **call: Any) -> Self:  # noqa: ARG002 -- see below
+        """This method with what it needs to know about a pipeline, from one full run a prompt.
+
+        Args:
+            pipe: an unpatched pipeline; it is left as it was.
+            prompts: at least one; prompt i is drawn with seed i.
+            call: further arguments of the pipeline, as for the pictures to come.
+
+        Raises:
+            OptionError: if the method has nothing to learn, there are no prompts, or the runs
+                taught too little.
+            ConflictError: if the pipeline is patched.
+        """
+        raise OptionError(
+            f"{type(self).__name__} needs no calibration; it measures while it generates, or "
+            "follows a plan."
+        )
 
     def __str__(self) -> str:
         changed = (

@@ -5,15 +5,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from torch import Tensor
+
 from accel.method import require_number
 from accel.sites import Streams
 
 
 class Sample(NamedTuple):
-    """A computed residual and where on the noise schedule it was computed."""
+    """A computed residual, where on the noise schedule it was computed, and its elements' sum.
+
+    The sum, a scalar, is not finite as soon as one element is not.
+    """
 
     sigma: float
     value: Streams
+    total: Tensor | None = None
 
 
 class Predictor(ABC):
@@ -97,7 +103,7 @@ def _lagrange(nodes: Sequence[float], at: float) -> list[float]:
 
 
 def _combine(values: Sequence[Streams], weights: Sequence[float]) -> Streams:
-    if len(values) == 1:
+    if len(values) == 1 and weights[0] == 1:
         return values[0]
     hidden = values[-1].hidden * weights[-1]
     context = None if values[-1].context is None else values[-1].context * weights[-1]
@@ -106,3 +112,27 @@ def _combine(values: Sequence[Streams], weights: Sequence[float]) -> Streams:
         if context is not None and value.context is not None:
             context.add_(value.context, alpha=weight)
     return Streams(hidden, context)
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted(Predictor):
+    """A sum of the newest computed residuals with given weights, newest first."""
+
+    weights: tuple[float, ...]
+
+    @property
+    def depth(self) -> int:
+        """One sample a weight."""
+        return len(self.weights)
+
+    @property
+    def action(self) -> str:
+        """The residual is made from several."""
+        return "forecast"
+
+    def predict(self, samples: Sequence[Sample], sigma: float) -> Streams:  # noqa: ARG002 -- weights know the step
+        """The weighted sum; where samples are missing, the newest one."""
+        used = list(samples)[-self.depth :]
+        if len(used) < self.depth:
+            return used[-1].value
+        return _combine([sample.value for sample in used], self.weights[::-1])
