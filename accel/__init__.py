@@ -10,7 +10,7 @@ from accel.errors import (
     OptionError,
 )
 from accel.handle import Patch, Status
-from accel.method import Binding, Claim, Method, Tunable
+from accel.method import Binding, Claim, Method, Only, Tunable
 from accel.presets import methods, presets
 from accel.report import Decision, Report
 from accel.siblings import check_siblings
@@ -26,6 +26,7 @@ __all__ = [
     "ConflictError",
     "Decision",
     "Method",
+    "Only",
     "OptionError",
     "Patch",
     "Report",

@@ -29,6 +29,8 @@ class FirstBlockCache(StackMethod):
         target_error: relative error at which reuse aims, or None to keep the threshold. Wherever
             a computed call follows reuse, what would have been predicted is compared with the
             truth, and the threshold moves towards the wanted error, by at most 8 times either way.
+        branches: pairs (guidance branch, threshold) for branches with thresholds of their own, by
+            the names that the report shows; with `joint`, the first branch of a step decides.
 
     Raises:
         OptionError: for a value outside its range.
@@ -37,6 +39,7 @@ class FirstBlockCache(StackMethod):
     threshold: float = 0.08
     batch: str = "worst"
     target_error: float | None = None
+    branches: tuple[tuple[str, float], ...] = ()
 
     source: ClassVar[str] = "https://github.com/chengzeyi/ParaAttention, after arXiv 2411.19108"
     tunables: ClassVar[tuple[Tunable, ...]] = (Tunable("threshold", 0.0, 0.5, "up"),)
@@ -44,6 +47,8 @@ class FirstBlockCache(StackMethod):
     def __post_init__(self) -> None:
         StackMethod.__post_init__(self)
         require_number(self, "threshold", self.threshold, low=0.0)
+        for _, threshold in self.branches:
+            require_number(self, "branches", threshold, low=0.0)
         if self.batch not in ("worst", "mean"):
             raise OptionError(
                 f"{type(self).__name__}: batch is {self.batch!r}; expected 'worst' or 'mean'."
@@ -53,7 +58,7 @@ class FirstBlockCache(StackMethod):
 
     def neutral(self) -> Self:
         """The cache that never reuses."""
-        return replace(self, threshold=0.0)
+        return replace(self, threshold=0.0, branches=())
 
     def policy(self, learnt: Learnt) -> ResidualChange:  # noqa: ARG002 -- every generation is new
         """The test of the first block's residual."""
@@ -62,6 +67,7 @@ class FirstBlockCache(StackMethod):
             threshold=self.threshold,
             batch=self.batch,
             target_error=self.target_error,
+            branches=dict(self.branches),
         )
 
     def probed(self) -> int:

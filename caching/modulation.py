@@ -3,7 +3,6 @@
 import inspect
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from accel.layers import Call
@@ -39,7 +38,9 @@ def modulated_input(call: Call) -> Tensor:
     if by_norm is not None:
         return by_norm
     table = getattr(block, "scale_shift_table", None)
-    return _by_table(table, call.hidden, embedding) if isinstance(table, Tensor) else embedding
+    if not isinstance(table, Tensor):
+        return embedding
+    return _by_table(table, getattr(block, "norm1", None), call.hidden, embedding)
 
 
 def _by_norm(norm: Any, call: Call, embedding: Tensor) -> Tensor | None:
@@ -69,14 +70,15 @@ def _here(module: nn.Module, like: Tensor) -> bool:
     return all(weight.device == like.device for weight in module.parameters())
 
 
-def _by_table(table: Tensor, hidden: Tensor, embedding: Tensor) -> Tensor:
+def _by_table(table: Tensor, norm: Any, hidden: Tensor, embedding: Tensor) -> Tensor:
     """Shift and scale are the first two rows of the table plus the embedding."""
     rows, channels = table.shape[-2:]
     if table.device != hidden.device or embedding.numel() % (rows * channels):
+        return embedding
+    if not isinstance(norm, nn.Module) or not _here(norm, hidden):
         return embedding
     both = (
         table.reshape(rows, channels) + embedding.reshape(len(hidden), -1, rows, channels)
     ).float()
     shift, scale = both[:, :, 0], both[:, :, 1]
-    normed = torch.nn.functional.layer_norm(hidden.float(), (hidden.shape[-1],), eps=1e-6)
-    return normed * (1 + scale) + shift
+    return norm(hidden.float()) * (1 + scale) + shift

@@ -35,9 +35,16 @@ class Predictor(ABC):
     def action(self) -> str:
         """What the report calls a prediction: "reused" or "forecast"."""
 
+    @property
+    def trail(self) -> int:
+        """How many of the newest values, computed or predicted, it wants to see beside them."""
+        return 0
+
     @abstractmethod
-    def predict(self, samples: Sequence[Sample], sigma: float) -> Streams:
-        """The residual at `sigma` from one or more samples, oldest first."""
+    def predict(
+        self, samples: Sequence[Sample], sigma: float, trail: Sequence[Sample] = ()
+    ) -> Streams:
+        """The residual at `sigma` from one or more samples, and the trail, both oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +61,12 @@ class Hold(Predictor):
         """Nothing new is made up."""
         return "reused"
 
-    def predict(self, samples: Sequence[Sample], sigma: float) -> Streams:  # noqa: ARG002 -- the same at every sigma
+    def predict(
+        self,
+        samples: Sequence[Sample],
+        sigma: float,  # noqa: ARG002 -- the same at every sigma
+        trail: Sequence[Sample] = (),  # noqa: ARG002 -- wants none
+    ) -> Streams:
         """The newest residual."""
         return samples[-1].value
 
@@ -83,11 +95,18 @@ class Newton(Predictor):
         """The residual is extrapolated."""
         return "forecast"
 
-    def predict(self, samples: Sequence[Sample], sigma: float) -> Streams:
+    def predict(
+        self,
+        samples: Sequence[Sample],
+        sigma: float,
+        trail: Sequence[Sample] = (),  # noqa: ARG002 -- wants none
+    ) -> Streams:
         """The extrapolated residual; with a single sample, that sample."""
-        used = list(samples)[-self.depth :]
+        # Heun evaluates twice at a noise level; the newer one counts.
+        levels = {sample.sigma: sample for sample in samples}
+        used = list(levels.values())[-self.depth :]
         weights = _lagrange([sample.sigma for sample in used], sigma)
-        return _combine([sample.value for sample in used], weights)
+        return combine([sample.value for sample in used], weights)
 
 
 def _lagrange(nodes: Sequence[float], at: float) -> list[float]:
@@ -102,7 +121,8 @@ def _lagrange(nodes: Sequence[float], at: float) -> list[float]:
     return weights
 
 
-def _combine(values: Sequence[Streams], weights: Sequence[float]) -> Streams:
+def combine(values: Sequence[Streams], weights: Sequence[float]) -> Streams:
+    """The weighted sum of one or more values, in new tensors."""
     if len(values) == 1 and weights[0] == 1:
         return values[0]
     hidden = values[-1].hidden * weights[-1]
@@ -130,9 +150,14 @@ class Weighted(Predictor):
         """The residual is made from several."""
         return "forecast"
 
-    def predict(self, samples: Sequence[Sample], sigma: float) -> Streams:  # noqa: ARG002 -- weights know the step
+    def predict(
+        self,
+        samples: Sequence[Sample],
+        sigma: float,  # noqa: ARG002 -- weights know the step
+        trail: Sequence[Sample] = (),  # noqa: ARG002 -- wants none
+    ) -> Streams:
         """The weighted sum; where samples are missing, the newest one."""
         used = list(samples)[-self.depth :]
         if len(used) < self.depth:
             return used[-1].value
-        return _combine([sample.value for sample in used], self.weights[::-1])
+        return combine([sample.value for sample in used], self.weights[::-1])

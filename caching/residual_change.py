@@ -1,7 +1,8 @@
 """Reuse while the residual of the head blocks is close to the last computed one."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -43,6 +44,7 @@ class ResidualChange(Policy):
     blocks: int
     threshold: float
     batch: str
+    branches: Mapping[str, float] = field(default_factory=dict)
     target_error: float | None = None
 
     measures: ClassVar[bool] = True
@@ -56,7 +58,7 @@ class ResidualChange(Policy):
     @property
     def engages(self) -> bool:
         """At threshold 0 nothing is ever below it."""
-        return self.threshold > 0
+        return max(self.threshold, *self.branches.values(), 0) > 0
 
     def new_state(self) -> ProbeState:
         """Nothing to compare with yet."""
@@ -90,18 +92,19 @@ class ResidualChange(Policy):
     def _measure(
         self, state: ProbeState, kept: Tensor, change: Tensor, ask: Ask
     ) -> tuple[float, float]:
+        threshold = self.branches.get(ask.call.branch, self.threshold)
         if state.scale is None:
             state.scale = _scale(kept, ask.finite(), self.batch)
         value = (_size(change - kept, self.batch) / state.scale).max()
         if state.error is None or self.target_error is None:
-            return float(value), self.threshold * state.factor
+            return float(value), threshold * state.factor
         number, error = torch.stack((value, state.error.to(value.dtype))).tolist()
         state.error = None
         if error > 0 and math.isfinite(error):
             step = (self.target_error / error) ** _GAIN
             wanted = state.factor * min(max(step, 1 / _MOST_STEP), _MOST_STEP)
             state.factor = min(max(wanted, 1 / _MOST_AWAY), _MOST_AWAY)
-        return number, self.threshold * state.factor
+        return number, threshold * state.factor
 
 
 def _size(tensor: Tensor, batch: str) -> Tensor:

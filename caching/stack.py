@@ -42,6 +42,8 @@ class _Memory:
 
     state: Any
     residuals: dict[int, deque[Sample]] = field(default_factory=dict)
+    # The newest values of a segment, predictions included, where the predictor wants them.
+    trail: dict[int, deque[Sample]] = field(default_factory=dict)
     streak: int = 0
     # Whether a block was seen to write into its input, so that snapshots must be copies.
     copied: bool = False
@@ -68,8 +70,9 @@ class _Memory:
     @property
     def nbytes(self) -> int:
         """Bytes held between calls."""
-        kept = sum(sample.value.nbytes for samples in self.residuals.values() for sample in samples)
-        return kept + int(self.state.nbytes)
+        rows = (*self.residuals.values(), *self.trail.values())
+        kept = {id(sample.value): sample.value.nbytes for row in rows for sample in row}
+        return sum(kept.values()) + int(self.state.nbytes)
 
 
 @dataclass(slots=True)
@@ -205,6 +208,7 @@ class StackCache:
                 "non-finite features were computed anew instead of reused"
             )
             memory.residuals.clear()
+            memory.trail.clear()
         if answer.reuse:
             memory.predictor = self._policy.predictor(call, self.rule.predictor)
             action = memory.predictor.action
@@ -237,9 +241,19 @@ class StackCache:
         # skipped blocks hand on.
         if ends[0]:
             predictor = memory.predictor or self.rule.predictor
-            residual = predictor.predict(memory.residuals[number], _place(call))
+            residual = self._predict(memory, predictor, number, call)
             memory.skipped[number] = call.streams + residual
         return call.write(memory.skipped.pop(number) if ends[1] else call.streams)
+
+    def _predict(self, memory: _Memory, predictor: Predictor, number: int, call: Call) -> Streams:
+        trail = memory.trail.get(number, ())
+        residual = predictor.predict(memory.residuals[number], _place(call), trail)
+        self._follow(memory, number, Sample(_place(call), residual))
+        return residual
+
+    def _follow(self, memory: _Memory, number: int, newest: Sample) -> None:
+        if length := self.rule.predictor.trail:
+            memory.trail.setdefault(number, deque(maxlen=length)).append(newest)
 
     def _record(self, call: Call, memory: _Memory, number: int, output: Any) -> None:
         entry = memory.intact(memory.entry.get(number))
@@ -250,17 +264,19 @@ class StackCache:
         samples = memory.residuals.setdefault(number, deque(maxlen=self._depth))
         if samples and not samples[-1].value.matches(residual):
             samples.clear()
+            memory.trail.pop(number, None)
         if number == 0:
             if memory.check and samples:
                 self._check(call, memory, samples, residual)
             self._policy.recorded(memory.state, call, residual)
         samples.append(Sample(_place(call), residual, _total(residual)))
+        self._follow(memory, number, samples[-1])
 
     def _check(
         self, call: Call, memory: _Memory, samples: Sequence[Sample], truth: Streams
     ) -> None:
         predictor = self._policy.predictor(call, self.rule.predictor)
-        guess = predictor.predict(samples, _place(call))
+        guess = predictor.predict(samples, _place(call), memory.trail.get(0, ()))
         error = _norm(guess.hidden - truth.hidden) / _norm(truth.hidden)
         call.generation.timeline.measure_later("error", error)
         self._policy.missed(memory.state, error)
