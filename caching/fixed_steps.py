@@ -43,13 +43,14 @@ class Every(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned(Policy):
-    """Computes the evaluations in `compute`, in generations of exactly `steps` of them.
+    """Computes the evaluations in `compute`, all if None.
 
+    Generations of another number of evaluations than `steps` compute throughout; None takes any.
     `predictors` are those of single evaluations; the others take the usual one.
     """
 
-    compute: frozenset[int]
-    steps: int
+    compute: frozenset[int] | None
+    steps: int | None
     predictors: Mapping[int, Predictor] = field(default_factory=dict)
 
     idle: ClassVar[str] = "the plan computes every step"
@@ -57,7 +58,9 @@ class Planned(Policy):
     @property
     def engages(self) -> bool:
         """A plan of every step leaves nothing out."""
-        return len(self.compute) < self.steps
+        if self.compute is None:
+            return False
+        return self.steps is None or len(self.compute) < self.steps
 
     @property
     def depth(self) -> int:
@@ -71,10 +74,10 @@ class Planned(Policy):
     def judge(self, state: Any, ask: Ask) -> Answer:  # noqa: ARG002 -- the step alone decides
         """Computes where the plan says so, or was made for another number of steps."""
         call = ask.call
-        if call.num_steps != self.steps:
+        if self.steps is not None and call.num_steps != self.steps:
             reason = f"the plan is for {self.steps} steps, this run has {call.num_steps}"
             return Answer(reuse=False, reason=reason, firm=True, chosen=False)
-        return _DUE if call.step in self.compute else _BETWEEN
+        return _DUE if self.compute is None or call.step in self.compute else _BETWEEN
 
     def predictor(self, call: Call, usual: Predictor) -> Predictor:
         """The one that the plan has for this evaluation."""

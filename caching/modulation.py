@@ -47,6 +47,11 @@ def _by_norm(norm: Any, call: Call, embedding: Tensor) -> Tensor | None:
     """The output of an adaptive norm, or None if it is an ordinary one or its weights are away."""
     if not isinstance(norm, nn.Module) or not _here(norm, call.hidden):
         return None
+    linear = getattr(norm, "linear", None)
+    own = getattr(norm, "emb", None) is not None
+    # Chroma's norms project nothing: they are handed a slice that only the block knows.
+    if not own and getattr(linear, "in_features", None) != embedding.shape[-1]:
+        return None
     names = list(inspect.signature(norm.forward).parameters)
     known: dict[str, Any] = {
         "emb": embedding,

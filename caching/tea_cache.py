@@ -31,7 +31,8 @@ class TeaCache(StackMethod):
         threshold: estimated relative change of the residual at which to compute, from 0 (always;
             bit-identical) up; 0.1 to 0.6 is usual.
         coefficients: of the polynomial, highest degree first; None learns them.
-        limits: least and largest change of the input that the coefficients hold for.
+        limits: least and largest change of the input that the coefficients hold for; None knows
+            no limits.
 
     Raises:
         OptionError: for a value outside its range.
@@ -41,7 +42,7 @@ class TeaCache(StackMethod):
     max_streak: int | None = None
     threshold: float = 0.25
     coefficients: tuple[float, ...] | None = None
-    limits: tuple[float, float] = (0.0, math.inf)
+    limits: tuple[float, float] | None = None
 
     source: ClassVar[str] = "arXiv 2411.19108"
     tunables: ClassVar[tuple[Tunable, ...]] = (Tunable("threshold", 0.0, 1.0, "up"),)
@@ -53,7 +54,7 @@ class TeaCache(StackMethod):
             raise OptionError("TeaCache: coefficients is empty; give some, or None to learn them.")
         for number in self.coefficients or ():
             require_number(self, "coefficients", number, low=-math.inf)
-        for number in self.limits:
+        for number in self.limits or ():
             require_number(self, "limits", number, low=0.0)
 
     def neutral(self) -> Self:
@@ -62,7 +63,8 @@ class TeaCache(StackMethod):
 
     def policy(self, learnt: Learnt) -> ModulatedChange:
         """The sum of estimated changes."""
-        known = None if self.coefficients is None else (self.coefficients, self.limits)
+        limits = self.limits or (0.0, math.inf)
+        known = None if self.coefficients is None else (self.coefficients, limits)
         return ModulatedChange(threshold=self.threshold, known=known, learnt=learnt)
 
     def calibrate(self, pipe: Any, prompts: Sequence[str], **call: Any) -> Self:

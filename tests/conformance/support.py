@@ -26,7 +26,7 @@ _ENGAGING: dict[str, dict[str, Any]] = {
         **_OPEN,
     },
     "BWCache": {"threshold": 10.0, "reuse": 2, **_OPEN},
-    "LinearPlan": {"steps": 6, "compute": (0, 1, 3), "weights": ((2, (1.5, -0.5)),)},
+    "LinearPlan": {"compute": (0, 1, 3, 6, 9), "weights": ((2, (1.5, -0.5)),)},
 }
 # The kinds of denoiser a method is made for; one that is not listed is made for transformers.
 _FAMILIES: dict[str, frozenset[str]] = {}

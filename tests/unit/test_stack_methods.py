@@ -76,9 +76,15 @@ def test_a_plan_for_another_number_of_steps_computes_throughout_and_says_so() ->
 
 def test_a_plan_at_an_interval_ends_with_a_computed_step() -> None:
     plan = LinearPlan.every(3, 9)
-    assert sorted(plan.computed) == [0, 3, 6, 8]
-    assert LinearPlan(steps=3).neutral() == LinearPlan(steps=3)
-    assert plan.neutral().computed == set(range(9))
+    assert plan.compute == (0, 3, 6, 8)
+    assert plan.neutral() == LinearPlan(steps=9)
+
+
+def test_a_plan_without_a_number_of_steps_takes_any() -> None:
+    started = Started(LinearPlan(compute=(0, 2)))
+    for count in (3, 5):
+        started.drive(*[1.0] * count)
+        assert started.pattern == "crcrr"[:count]
 
 
 def test_a_plan_without_a_probe_computes_no_block_in_a_skipped_step() -> None:
@@ -93,7 +99,10 @@ def test_a_plan_without_a_probe_computes_no_block_in_a_skipped_step() -> None:
         ({"steps": 0}, "steps"),
         ({"steps": 4, "compute": (1, 2)}, "0 among them"),
         ({"steps": 4, "compute": (0, 4)}, "from 0 to 3"),
-        ({"steps": 4, "compute": (0, True)}, "whole numbers"),
+        ({"steps": 4, "compute": (0, True)}, "a whole number"),
+        ({"compute": (0, -1)}, "a whole number"),
+        ({"compute": ()}, "0 among them"),
+        ({"weights": ((1, (1.0,)),)}, "does not skip"),
         ({"steps": 4, "compute": (0, 2), "weights": ((2, (1.0,)),)}, "does not skip"),
         ({"steps": 4, "compute": (0, 2), "weights": ((1, (1.0, 2.0)),)}, "before which 1 are"),
         ({"steps": 4, "compute": (0, 2), "weights": ((1, ()),)}, "0 numbers"),
