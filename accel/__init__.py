@@ -2,6 +2,7 @@
 
 from accel import zoo
 from accel.api import patch, status, unpatch
+from accel.calibration import calibrate
 from accel.errors import (
     AccelBusyError,
     AccelError,
@@ -32,6 +33,7 @@ __all__ = [
     "Report",
     "Status",
     "Tunable",
+    "calibrate",
     "methods",
     "patch",
     "presets",

@@ -15,6 +15,7 @@ import torch
 from accel import batch, compare_page, metrics
 from accel import doctor as doctor_of
 from accel.batch import Job
+from accel.calibration import calibrate as run_calibrate
 from accel.compare import Comparison, Judge
 from accel.compare import compare as run_compare
 from accel.errors import OptionError
@@ -81,7 +82,7 @@ def calibrate(options: argparse.Namespace) -> int:
     pipe = source.load(options.device, options.dtype)
     prompts, arguments = [shot.prompt for shot in shots], shots[0].arguments
     for method in methods:
-        _say(str(method.calibrate(pipe, prompts, **arguments)))
+        _say(str(run_calibrate(pipe, method, prompts, **arguments)))
     return 0
 
 

@@ -3,10 +3,10 @@
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from accel.errors import ConflictError, OptionError
 from accel.sites import Hook, ModelSites, Site
@@ -75,18 +75,13 @@ class Method(ABC):
             AccelUnsupportedError: if the model lacks what the method needs.
         """
 
-    def calibrate(self, pipe: Any, prompts: Sequence[str], **call: Any) -> Self:  # noqa: ARG002 -- see below
-        """This method with what it needs to know about a pipeline, from one full run a prompt.
+    def learning(self) -> "tuple[Method, Callable[[], Self]]":
+        """A method that only looks on, and what gives this one back with what was seen by then.
 
-        Args:
-            pipe: an unpatched pipeline; it is left as it was.
-            prompts: at least one; prompt i is drawn with seed i.
-            call: further arguments of the pipeline, as for the pictures to come.
+        `accel.calibrate` uses it.
 
         Raises:
-            OptionError: if the method has nothing to learn, there are no prompts, or the runs
-                taught too little.
-            ConflictError: if the pipeline is patched.
+            OptionError: if there is nothing to learn; the callable, if too little was seen.
         """
         raise OptionError(
             f"{type(self).__name__} needs no calibration; it measures while it generates, or "

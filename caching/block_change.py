@@ -12,6 +12,7 @@ from torch import Tensor
 from accel.layers import Call
 from accel.method import Binding
 from accel.sites import Site, alike
+from caching.measure import relative_change
 from caching.policy import Answer, Ask, Policy
 
 _TOKENS = 64
@@ -89,7 +90,7 @@ class BlockChange(Policy):
         sketch = hidden[:, :: max(1, hidden.shape[1] // _TOKENS)].clone()
         before = state.sketches.get(call.site.path)
         if alike(before, sketch) and before is not None:
-            state.changes.append(_relative(sketch, before))
+            state.changes.append(relative_change(sketch, before))
         state.sketches[call.site.path] = sketch
         return output
 
@@ -102,9 +103,3 @@ class BlockChange(Policy):
         state.left = (self.reuse or max(1, (steps or _SHARE) // _SHARE)) - 1
         if steps is not None and state.end == math.inf:
             state.end = call.step + math.ceil((steps - call.step) / 2)
-
-
-def _relative(new: Tensor, old: Tensor) -> Tensor:
-    wide = torch.promote_types(new.dtype, torch.float32)
-    change = torch.linalg.vector_norm(new - old, 1, dtype=wide)
-    return change / torch.linalg.vector_norm(old, 1, dtype=wide).clamp_min(torch.finfo(wide).tiny)

@@ -1,15 +1,15 @@
 """MagCache: reuse while the residual's magnitude, known beforehand, has drifted little."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from functools import partial
+from typing import ClassVar, Self
 
 from accel.errors import OptionError
 from accel.method import Tunable, require_number
-from caching.calibrate import lessons
 from caching.learning import Learnt
 from caching.magnitude_drift import MagnitudeDrift, curve
-from caching.stack_method import StackMethod
+from caching.stack_method import StackMethod, Watcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class MagCache(StackMethod):
     waits for the device. `StackMethod` explains the other options.
 
     Source: MagCache (arXiv 2506.09045); threshold 0.06, streak 3 and retention 0.2 are its
-    defaults. Departures: the magnitudes are learnt on this very model, by `calibrate` or
+    defaults. Departures: the magnitudes are learnt on this very model, by `accel.calibrate` or
     else in the first generation, which then computes throughout; they are kept over the noise
     level, not over the step, so that another number of steps or a later start needs no new ones.
 
@@ -70,9 +70,13 @@ class MagCache(StackMethod):
             learnt=learnt,
         )
 
-    def calibrate(self, pipe: Any, prompts: Sequence[str], **call: Any) -> Self:
-        """This method with the mean magnitudes that full runs show; see `Method.calibrate`."""
-        found = curve(lessons(self.hooks, pipe, prompts, call))
+    def learning(self) -> tuple[Watcher, Callable[[], Self]]:
+        """A look at the residual's magnitude, and its mean over what was seen."""
+        learnt = Learnt(only_learn=True)
+        return Watcher(method=self, learnt=learnt), partial(self._averaged, learnt)
+
+    def _averaged(self, learnt: Learnt) -> Self:
+        found = curve(learnt.everything())
         if found is None:
             raise OptionError("MagCache saw no two evaluations in a row; run more steps.")
         return replace(self, magnitudes=found)

@@ -128,7 +128,8 @@ def curve(lessons: Sequence[Lesson]) -> Curve | None:
 
 
 def _one(lesson: Lesson) -> Curve:
-    total, points = 0.0, []
+    total = 0.0
+    points: list[tuple[float, float]] = []
     for place, change in lesson.rows():
         # Schedulers of two evaluations a step ask twice at a level; the first counts.
         if math.isfinite(change) and (not points or place < points[-1][0]):

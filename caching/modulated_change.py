@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from accel.layers import Call
 from accel.sites import Streams, alike
 from caching.learning import Learnt, Lesson
+from caching.measure import relative_change
 from caching.modulation import modulated_input
 from caching.policy import Answer, Ask, Policy
 
@@ -98,7 +98,7 @@ class ModulatedChange(Policy):
         state.residual = after
         if before is None or state.change is None or not alike(before, after):
             return
-        state.lesson.note(call.sigma or 0.0, state.change, _relative(after, before))
+        state.lesson.note(call.sigma or 0.0, state.change, relative_change(after, before))
         self.learnt.keep(call.branch, state.lesson)
 
     def _look(self, state: SumState, call: Call) -> Tensor | None:
@@ -106,7 +106,9 @@ class ModulatedChange(Policy):
         state.fresh = modulated_input(call).detach()
         before = state.signal
         matches = before is not None and alike(before, state.fresh)
-        state.change = _relative(state.fresh, before) if matches and before is not None else None
+        state.change = (
+            relative_change(state.fresh, before) if matches and before is not None else None
+        )
         return state.change
 
 
@@ -124,9 +126,3 @@ def fit(lessons: Sequence[Lesson]) -> Polynomial | None:
         return None
     coefficients = np.polyfit(points[:, 0], points[:, 1], _DEGREE)
     return tuple(map(float, coefficients)), (float(points[:, 0].min()), float(points[:, 0].max()))
-
-
-def _relative(new: Tensor, old: Tensor) -> Tensor:
-    wide = torch.promote_types(new.dtype, torch.float32)
-    change = torch.linalg.vector_norm(new - old, 1, dtype=wide)
-    return change / torch.linalg.vector_norm(old, 1, dtype=wide).clamp_min(torch.finfo(wide).tiny)

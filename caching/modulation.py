@@ -86,4 +86,5 @@ def _by_table(table: Tensor, norm: Any, hidden: Tensor, embedding: Tensor) -> Te
         table.reshape(rows, channels) + embedding.reshape(len(hidden), -1, rows, channels)
     ).float()
     shift, scale = both[:, :, 0], both[:, :, 1]
-    return norm(hidden.float()) * (1 + scale) + shift
+    modulated: Tensor = norm(hidden.float()) * (1 + scale) + shift
+    return modulated

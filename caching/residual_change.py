@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from accel.sites import alike
+from caching.measure import l1_norm
 from caching.policy import Answer, Ask, Policy
 
 # A single check says little, so a step towards the wanted error is damped and bounded.
@@ -92,10 +93,11 @@ class ResidualChange(Policy):
     def _measure(
         self, state: ProbeState, kept: Tensor, change: Tensor, ask: Ask
     ) -> tuple[float, float]:
+        worst = self.batch == "worst"
         threshold = self.branches.get(ask.call.branch, self.threshold)
         if state.scale is None:
-            state.scale = _scale(kept, ask.finite(), self.batch)
-        value = (_size(change - kept, self.batch) / state.scale).max()
+            state.scale = _scale(kept, ask.finite(), samplewise=worst)
+        value = (l1_norm(change - kept, samplewise=worst) / state.scale).max()
         if state.error is None or self.target_error is None:
             return float(value), threshold * state.factor
         number, error = torch.stack((value, state.error.to(value.dtype))).tolist()
@@ -107,15 +109,7 @@ class ResidualChange(Policy):
         return number, threshold * state.factor
 
 
-def _size(tensor: Tensor, batch: str) -> Tensor:
-    """The L1 norm in at least float32, over the whole batch or of every sample."""
-    axes = tuple(range(1 if batch == "worst" else 0, tensor.dim()))
-    wide = torch.promote_types(tensor.dtype, torch.float32)
-    size: Tensor = torch.linalg.vector_norm(tensor, 1, dim=axes, dtype=wide)
-    return size
-
-
-def _scale(old: Tensor, finite: Tensor | None, batch: str) -> Tensor:
+def _scale(old: Tensor, finite: Tensor | None, *, samplewise: bool) -> Tensor:
     # A residual of exactly zero that stays zero has not changed.
-    size = _size(old, batch).clamp_min(torch.finfo(torch.float32).tiny)
+    size = l1_norm(old, samplewise=samplewise).clamp_min(torch.finfo(torch.float32).tiny)
     return size if finite is None else size + finite * 0

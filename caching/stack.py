@@ -14,6 +14,7 @@ from accel.layers import Call
 from accel.method import Binding
 from accel.sites import ModelSites, Site, Streams, alike
 from caching.guards import must_compute
+from caching.measure import relative_change
 from caching.policy import Answer, Ask, Policy
 from caching.predictor import Predictor, Sample
 from caching.snapshot import Snapshot
@@ -57,7 +58,8 @@ class _Memory:
 
     def finite(self) -> Tensor | None:
         """A scalar that is not finite as soon as a kept residual is not, in either stream."""
-        totals = [sample.total for samples in self.residuals.values() for sample in samples]
+        rows = self.residuals.values()
+        totals = [s.total for samples in rows for s in samples if s.total is not None]
         return sum(totals[1:], totals[0]) if totals else None
 
     def intact(self, snapshot: Snapshot | None) -> Streams | None:
@@ -277,7 +279,7 @@ class StackCache:
     ) -> None:
         predictor = self._policy.predictor(call, self.rule.predictor)
         guess = predictor.predict(samples, _place(call), memory.trail.get(0, ()))
-        error = _norm(guess.hidden - truth.hidden) / _norm(truth.hidden)
+        error = relative_change(guess.hidden, truth.hidden)
         call.generation.timeline.measure_later("error", error)
         self._policy.missed(memory.state, error)
 
@@ -317,13 +319,6 @@ def _segments(blocks: Sequence[Site]) -> list[list[Site]]:
 def _place(call: Call) -> float:
     # Where the schedule is unknown, evaluations are evenly spaced.
     return float(-call.step) if call.sigma is None else call.sigma
-
-
-def _norm(tensor: Tensor) -> Tensor:
-    """The L1 norm in at least float32."""
-    wide = torch.promote_types(tensor.dtype, torch.float32)
-    size: Tensor = torch.linalg.vector_norm(tensor, 1, dtype=wide)
-    return size
 
 
 def _total(residual: Streams) -> Tensor:

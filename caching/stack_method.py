@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from accel.errors import OptionError
 from accel.method import Binding, Claim, Method, require_number
@@ -69,10 +69,9 @@ class StackMethod(Method):
         Raises:
             AccelUnsupportedError: if the model has no stack of blocks that is long enough.
         """
-        yield from self.hooks(model, Learnt())
+        yield from self._hooks(model, Learnt())
 
-    def hooks(self, model: ModelSites, learnt: Learnt) -> Iterator[Binding]:
-        """The hooks of `bind`, with a memory from outside."""
+    def _hooks(self, model: ModelSites, learnt: Learnt) -> Iterator[Binding]:
         policy, refreshed = self.policy(learnt), self.refreshed()
         needed = policy.head + refreshed + 1
         rule = StackRule(
@@ -86,3 +85,19 @@ class StackMethod(Method):
             joint=self.joint,
         )
         yield from StackCache(rule, model.require_blocks(type(self).__name__, needed)).bind(model)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watcher(Method):
+    """A stack method that computes everything and writes down what it sees."""
+
+    method: StackMethod
+    learnt: Learnt
+
+    def neutral(self) -> Self:
+        """The watcher itself: it changes nothing."""
+        return self
+
+    def bind(self, model: ModelSites) -> Iterator[Binding]:
+        """Yields the method's hooks."""
+        yield from self.method._hooks(model, self.learnt)  # noqa: SLF001 -- its other half

@@ -1,16 +1,16 @@
 """TeaCache: reuse while the conditioned input of the first block has not changed much in all."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from functools import partial
+from typing import ClassVar, Self
 
 from accel.errors import OptionError
 from accel.method import Tunable, require_number
-from caching.calibrate import lessons
 from caching.learning import Learnt
 from caching.modulated_change import ModulatedChange, fit
-from caching.stack_method import StackMethod
+from caching.stack_method import StackMethod, Watcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class TeaCache(StackMethod):
     since the last computed evaluation is compared. `StackMethod` explains the other options.
 
     Source: TeaCache (arXiv 2411.19108), whose code computes the first and the last evaluation.
-    Departures: the polynomial is fitted on this very model, by `calibrate` or else in the
+    Departures: the polynomial is fitted on this very model, by `accel.calibrate` or else in the
     first generation, which then computes throughout, and is not trusted beyond the changes it was
     fitted on; every family compares the modulated input (the paper's code takes the bare time
     embedding on Wan); guards and state per guidance branch.
@@ -67,9 +67,13 @@ class TeaCache(StackMethod):
         known = None if self.coefficients is None else (self.coefficients, limits)
         return ModulatedChange(threshold=self.threshold, known=known, learnt=learnt)
 
-    def calibrate(self, pipe: Any, prompts: Sequence[str], **call: Any) -> Self:
-        """This method with the polynomial that fits what full runs show; see `Method.calibrate`."""
-        found = fit(lessons(self.hooks, pipe, prompts, call))
+    def learning(self) -> tuple[Watcher, Callable[[], Self]]:
+        """A look at how input and residual change, and the polynomial that fits it."""
+        learnt = Learnt(only_learn=True)
+        return Watcher(method=self, learnt=learnt), partial(self._fitted, learnt)
+
+    def _fitted(self, learnt: Learnt) -> Self:
+        found = fit(learnt.everything())
         if found is None:
-            raise OptionError("TeaCache saw too few evaluations to fit its polynomial; run more.")
+            raise OptionError("TeaCache saw too few evaluations to fit its polynomial.")
         return replace(self, coefficients=found[0], limits=found[1])

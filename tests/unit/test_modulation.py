@@ -69,14 +69,14 @@ def test_a_calibrated_method_reuses_from_its_first_generation_on(method: Any) ->
     pipe.set_progress_bar_config(disable=True)
     call = {"height": 16, "width": 16, "num_inference_steps": 12, "max_sequence_length": 24}
     prompts = accel.zoo.prompts("scenes-flux", 2)
-    found = method.calibrate(pipe, prompts, **call)
+    found = accel.calibrate(pipe, method, prompts, **call)
     assert found != method
     assert not accel.status(pipe).patched
     handle = accel.patch(pipe, found)
     pipe(prompts[0], output_type="latent", **call)
     assert handle.report.engaged
     with pytest.raises(accel.ConflictError, match="unpatch"):
-        method.calibrate(pipe, prompts)
+        accel.calibrate(pipe, method, prompts)
 
 
 @pytest.mark.parametrize("method", [TeaCache(), MagCache()])
@@ -85,5 +85,5 @@ def test_too_few_evaluations_teach_nothing(method: Any) -> None:
     pipe.set_progress_bar_config(disable=True)
     call = {"height": 16, "width": 16, "num_inference_steps": 1, "output_type": "latent"}
     with pytest.raises(accel.OptionError, match="saw"):
-        method.calibrate(pipe, ["a red bag"], **call)
+        accel.calibrate(pipe, method, ["a red bag"], **call)
     assert not accel.status(pipe).patched

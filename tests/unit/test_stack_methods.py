@@ -304,7 +304,7 @@ def test_threshold_zero_keeps_nothing(method: Any) -> None:
 
 def test_what_learns_nothing_cannot_be_calibrated() -> None:
     with pytest.raises(accel.OptionError, match="BWCache needs no calibration"):
-        BWCache().calibrate(None, ["x"])
+        accel.calibrate(None, BWCache(), ["x"])
     for prompts in ("x", []):
         with pytest.raises(accel.OptionError, match="expected a list"):
-            MagCache().calibrate(None, prompts)
+            accel.calibrate(None, MagCache(), prompts)
