@@ -2,6 +2,7 @@
 
 from accel import zoo
 from accel.api import patch, status, unpatch
+from accel.calibration import calibrate
 from accel.errors import (
     AccelBusyError,
     AccelError,
@@ -10,7 +11,7 @@ from accel.errors import (
     OptionError,
 )
 from accel.handle import Patch, Status
-from accel.method import Binding, Claim, Method, Tunable
+from accel.method import Binding, Claim, Method, Only, Tunable
 from accel.presets import methods, presets
 from accel.report import Decision, Report
 from accel.siblings import check_siblings
@@ -26,11 +27,13 @@ __all__ = [
     "ConflictError",
     "Decision",
     "Method",
+    "Only",
     "OptionError",
     "Patch",
     "Report",
     "Status",
     "Tunable",
+    "calibrate",
     "methods",
     "patch",
     "presets",

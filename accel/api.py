@@ -7,7 +7,7 @@ from accel.engine import engine_of
 from accel.errors import AccelUnsupportedError, OptionError
 from accel.foreign import require_no_foreign_cache
 from accel.handle import Patch, Status, handle_of
-from accel.method import Method, check_conflicts
+from accel.method import Method, check_conflicts, check_denoisers
 from accel.models import find_denoisers
 from accel.presets import resolve
 
@@ -54,6 +54,7 @@ def patch(
     check_conflicts(chosen)
     try:
         denoisers = find_denoisers(target)
+        check_denoisers(chosen, list(denoisers))
         handles = {
             id(engine.patch): engine.patch
             for module in denoisers.values()

@@ -1,4 +1,4 @@
-"""The command line: `accel doctor | compare | generate | bench | zoo`.
+"""The command line: `accel doctor | compare | generate | bench | calibrate | zoo`.
 
 Ends with 0 if all went well, 1 if something failed on the way, 2 for a wrong request, 3 if the
 model could not be loaded, and 130 after Ctrl-C.
@@ -20,6 +20,7 @@ from accel.options import (
     add_acceleration,
     add_model,
     add_pictures,
+    add_prompts,
     add_sampling,
     temperature,
     whole_number,
@@ -68,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"accel {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
-    for add in (_add_doctor, _add_compare, _add_generate, _add_bench, _add_zoo):
+    for add in (_add_doctor, _add_compare, _add_generate, _add_bench, _add_calibrate, _add_zoo):
         add(commands)
     return parser
 
@@ -148,6 +149,20 @@ def _add_bench(commands: "Commands") -> None:
     _add_controls(parser)
     add_model(parser)
     add_acceleration(parser)
+
+
+def _add_calibrate(commands: "Commands") -> None:
+    about = "what a method needs to know about a model, from full runs; prints the method"
+    parser = _command(commands, "calibrate", about, do.calibrate)
+    parser.add_argument(
+        "--method",
+        action="append",
+        required=True,
+        metavar="METHOD",
+        help='as in Python, "TeaCache(threshold=0.2)"; may be repeated',
+    )
+    add_prompts(parser)
+    add_model(parser)
 
 
 def _add_zoo(commands: "Commands") -> None:

@@ -15,6 +15,7 @@ import torch
 from accel import batch, compare_page, metrics
 from accel import doctor as doctor_of
 from accel.batch import Job
+from accel.calibration import calibrate as run_calibrate
 from accel.compare import Comparison, Judge
 from accel.compare import compare as run_compare
 from accel.errors import OptionError
@@ -71,6 +72,17 @@ def bench(options: argparse.Namespace) -> int:
     seeds = [shot.seed for shot in shots]
     path = write_record(options.record, name, config, seeds, comparison.to_dict())
     _say(f"{comparison}\n\n{path}")
+    return 0
+
+
+def calibrate(options: argparse.Namespace) -> int:
+    """Prints every method with what it learnt about the model, ready for --method or Python."""
+    source = find(options.model)
+    shots, methods = _shots(source, options), choose(None, options.method)
+    pipe = source.load(options.device, options.dtype)
+    prompts, arguments = [shot.prompt for shot in shots], shots[0].arguments
+    for method in methods:
+        _say(str(run_calibrate(pipe, method, prompts, **arguments)))
     return 0
 
 

@@ -13,7 +13,7 @@ from accel.clock import Clock
 from accel.copies import Overlay
 from accel.engine import Engine
 from accel.errors import OptionError
-from accel.method import Method
+from accel.method import Method, for_denoiser
 from accel.report import Report
 
 _PATCH_KEY = "_accel_patch"
@@ -131,7 +131,7 @@ class Patch:
 
     def serves(self, denoisers: dict[str, nn.Module], methods: tuple[Method, ...]) -> bool:
         """Whether this patch is what patching these denoisers with these methods would give."""
-        mine = {id(engine.module) for engine in self._engines.values()}
+        mine = {id(module) for module in self._denoisers.values()}
         return self.methods == methods and mine == {id(module) for module in denoisers.values()}
 
     def install(self, more_targets: Iterable[Any] = ()) -> None:
@@ -139,9 +139,10 @@ class Patch:
         try:
             self._undo.callback(self._engines.clear)
             for name, module in self._denoisers.items():
-                engine = self._engines[name] = Engine(
-                    module, self.methods, self, strict=self._strict
-                )
+                chosen = for_denoiser(self.methods, name)
+                if not chosen:
+                    continue
+                engine = self._engines[name] = Engine(module, chosen, self, strict=self._strict)
                 self._undo.callback(engine.remove)
                 engine.install()
             for target in [*self.targets, *more_targets]:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Self
@@ -75,6 +75,19 @@ class Method(ABC):
             AccelUnsupportedError: if the model lacks what the method needs.
         """
 
+    def learning(self) -> "tuple[Method, Callable[[], Self]]":
+        """A method that only looks on, and what gives this one back with what was seen by then.
+
+        `accel.calibrate` uses it.
+
+        Raises:
+            OptionError: if there is nothing to learn; the callable, if too little was seen.
+        """
+        raise OptionError(
+            f"{type(self).__name__} needs no calibration; it measures while it generates, or "
+            "follows a plan."
+        )
+
     def __str__(self) -> str:
         changed = (
             f"{field.name}={getattr(self, field.name)!r}"
@@ -84,12 +97,69 @@ class Method(ABC):
         return f"{type(self).__name__}({', '.join(changed)})"
 
 
-def check_conflicts(methods: tuple[Method, ...]) -> None:
-    """Checks that no two methods claim the same work.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Only(Method):
+    """A method for one denoiser of a pipeline that has several (Wan 2.2, refiners).
+
+    Attributes:
+        denoiser: name of the pipeline's component, for example "transformer_2".
+        method: what is put on it.
+
+    Raises:
+        OptionError: if `method` is no method.
+    """
+
+    denoiser: str
+    method: Method
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, Method) or isinstance(self.method, Only):
+            raise OptionError(f"Only: method is {self.method!r}; expected a method.")
+
+    def neutral(self) -> Self:
+        """The method's neutral setting, for the same denoiser."""
+        return dataclasses.replace(self, method=self.method.neutral())
+
+    def bind(self, model: ModelSites) -> Iterator[Binding]:
+        """Yields the method's hooks."""
+        yield from self.method.bind(model)
+
+
+def for_denoiser(methods: Sequence[Method], name: str) -> tuple[Method, ...]:
+    """The methods that are meant for the denoiser `name`."""
+    return tuple(
+        method.method if isinstance(method, Only) else method
+        for method in methods
+        if not isinstance(method, Only) or method.denoiser == name
+    )
+
+
+def check_denoisers(methods: Sequence[Method], names: Sequence[str]) -> None:
+    """Checks that every method's denoiser exists.
+
+    Raises:
+        OptionError: naming those that there are.
+    """
+    for method in methods:
+        if isinstance(method, Only) and method.denoiser not in names:
+            raise OptionError(
+                f"There is no denoiser {method.denoiser!r}; there is "
+                f"{', '.join(filter(None, names)) or 'one without a name'}."
+            )
+
+
+def check_conflicts(methods: Sequence[Method]) -> None:
+    """Checks that no two methods for one denoiser claim the same work.
 
     Raises:
         ConflictError: naming both methods and what they share.
     """
+    named = {method.denoiser for method in methods if isinstance(method, Only)}
+    for name in ("", *sorted(named)):
+        _check_claims(for_denoiser(methods, name))
+
+
+def _check_claims(methods: Sequence[Method]) -> None:
     for index, first in enumerate(methods):
         for second in methods[index + 1 :]:
             for claim in first.claims & second.claims:

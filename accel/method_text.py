@@ -61,7 +61,9 @@ def _build(call: ast.Call, known: Mapping[str, type], depth: int) -> Any:
     try:
         return known[name](*values, **settings)
     except TypeError as error:
-        takes = ", ".join(inspect.signature(known[name]).parameters)
+        names = list(inspect.signature(known[name]).parameters)
+        # What is particular to it comes before what it shares with others.
+        takes = ", ".join(sorted(names, key=lambda each: each not in known[name].__annotations__))
         raise OptionError(
             f"{ast.unparse(call)} cannot be set up ({error}). {name} takes {takes}."
         ) from error

@@ -116,6 +116,16 @@ def add_acceleration(parser: argparse.ArgumentParser) -> None:
 
 def add_pictures(parser: argparse.ArgumentParser, rounds: int) -> None:
     """Adds which prompts are drawn, and how often."""
+    add_prompts(parser).add_argument(
+        "--rounds",
+        type=whole_number(1, 100),
+        default=rounds,
+        help="how often each is drawn by each side (default: %(default)s)",
+    )
+
+
+def add_prompts(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
+    """Adds which prompts are drawn; returns their group."""
     group = parser.add_argument_group("pictures")
     group.add_argument("--prompt", action="append", default=[], help="may be repeated")
     group.add_argument("--prompts-file", type=Path, metavar="FILE", help="one prompt a line")
@@ -125,12 +135,7 @@ def add_pictures(parser: argparse.ArgumentParser, rounds: int) -> None:
         default=4,
         help="how many of the model's own prompts, if none are given (default: 4)",
     )
-    group.add_argument(
-        "--rounds",
-        type=whole_number(1, 100),
-        default=rounds,
-        help="how often each is drawn by each side (default: %(default)s)",
-    )
+    return group
 
 
 def call_arguments(source: Source, options: argparse.Namespace) -> dict[str, Any]:

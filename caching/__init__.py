@@ -1,7 +1,24 @@
 """Methods that skip work between denoising steps by reusing or forecasting features."""
 
+from caching.bw_cache import BWCache
 from caching.db_cache import DBCache
 from caching.first_block_cache import FirstBlockCache
+from caching.forecasters import DMD, FoCa
+from caching.linear_plan import LinearPlan
+from caching.mag_cache import MagCache
 from caching.predictor import Hold, Newton, Predictor
+from caching.tea_cache import TeaCache
 
-__all__ = ["DBCache", "FirstBlockCache", "Hold", "Newton", "Predictor"]
+__all__ = [
+    "DMD",
+    "BWCache",
+    "DBCache",
+    "FirstBlockCache",
+    "FoCa",
+    "Hold",
+    "LinearPlan",
+    "MagCache",
+    "Newton",
+    "Predictor",
+    "TeaCache",
+]

@@ -33,6 +33,10 @@ class DBCache(FirstBlockCache):
         require_number(self, "head", self.head, low=1, whole=True)
         require_number(self, "tail_blocks", self.tail_blocks, low=0, whole=True)
 
-    def probes(self) -> tuple[int, int]:
-        """The configured head and tail."""
-        return self.head, self.tail_blocks
+    def probed(self) -> int:
+        """The configured head."""
+        return self.head
+
+    def refreshed(self) -> int:
+        """The configured tail."""
+        return self.tail_blocks

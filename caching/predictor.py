@@ -5,15 +5,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from torch import Tensor
+
 from accel.method import require_number
 from accel.sites import Streams
 
 
 class Sample(NamedTuple):
-    """A computed residual and where on the noise schedule it was computed."""
+    """A computed residual, where on the noise schedule it was computed, and its elements' sum.
+
+    The sum, a scalar, is not finite as soon as one element is not.
+    """
 
     sigma: float
     value: Streams
+    total: Tensor | None = None
 
 
 class Predictor(ABC):
@@ -29,9 +35,16 @@ class Predictor(ABC):
     def action(self) -> str:
         """What the report calls a prediction: "reused" or "forecast"."""
 
+    @property
+    def trail(self) -> int:
+        """How many of the newest values, computed or predicted, it wants to see beside them."""
+        return 0
+
     @abstractmethod
-    def predict(self, samples: Sequence[Sample], sigma: float) -> Streams:
-        """The residual at `sigma` from one or more samples, oldest first."""
+    def predict(
+        self, samples: Sequence[Sample], sigma: float, trail: Sequence[Sample] = ()
+    ) -> Streams:
+        """The residual at `sigma` from one or more samples, and the trail, both oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +61,12 @@ class Hold(Predictor):
         """Nothing new is made up."""
         return "reused"
 
-    def predict(self, samples: Sequence[Sample], sigma: float) -> Streams:  # noqa: ARG002 -- the same at every sigma
+    def predict(
+        self,
+        samples: Sequence[Sample],
+        sigma: float,  # noqa: ARG002 -- the same at every sigma
+        trail: Sequence[Sample] = (),  # noqa: ARG002 -- wants none
+    ) -> Streams:
         """The newest residual."""
         return samples[-1].value
 
@@ -77,11 +95,18 @@ class Newton(Predictor):
         """The residual is extrapolated."""
         return "forecast"
 
-    def predict(self, samples: Sequence[Sample], sigma: float) -> Streams:
+    def predict(
+        self,
+        samples: Sequence[Sample],
+        sigma: float,
+        trail: Sequence[Sample] = (),  # noqa: ARG002 -- wants none
+    ) -> Streams:
         """The extrapolated residual; with a single sample, that sample."""
-        used = list(samples)[-self.depth :]
+        # Heun evaluates twice at a noise level; the newer one counts.
+        levels = {sample.sigma: sample for sample in samples}
+        used = list(levels.values())[-self.depth :]
         weights = _lagrange([sample.sigma for sample in used], sigma)
-        return _combine([sample.value for sample in used], weights)
+        return combine([sample.value for sample in used], weights)
 
 
 def _lagrange(nodes: Sequence[float], at: float) -> list[float]:
@@ -96,8 +121,9 @@ def _lagrange(nodes: Sequence[float], at: float) -> list[float]:
     return weights
 
 
-def _combine(values: Sequence[Streams], weights: Sequence[float]) -> Streams:
-    if len(values) == 1:
+def combine(values: Sequence[Streams], weights: Sequence[float]) -> Streams:
+    """The weighted sum of one or more values, in new tensors."""
+    if len(values) == 1 and weights[0] == 1:
         return values[0]
     hidden = values[-1].hidden * weights[-1]
     context = None if values[-1].context is None else values[-1].context * weights[-1]
@@ -106,3 +132,32 @@ def _combine(values: Sequence[Streams], weights: Sequence[float]) -> Streams:
         if context is not None and value.context is not None:
             context.add_(value.context, alpha=weight)
     return Streams(hidden, context)
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted(Predictor):
+    """A sum of the newest computed residuals with given weights, newest first."""
+
+    weights: tuple[float, ...]
+
+    @property
+    def depth(self) -> int:
+        """One sample a weight."""
+        return len(self.weights)
+
+    @property
+    def action(self) -> str:
+        """The residual is made from several."""
+        return "forecast"
+
+    def predict(
+        self,
+        samples: Sequence[Sample],
+        sigma: float,  # noqa: ARG002 -- weights know the step
+        trail: Sequence[Sample] = (),  # noqa: ARG002 -- wants none
+    ) -> Streams:
+        """The weighted sum; where samples are missing, the newest one."""
+        used = list(samples)[-self.depth :]
+        if len(used) < self.depth:
+            return used[-1].value
+        return combine([sample.value for sample in used], self.weights[::-1])

@@ -1,4 +1,4 @@
-"""The engine of whole-stack caches: probe blocks, one decision a call, residuals by segment."""
+"""The engine of whole-stack caches: one decision a call, residuals by segment."""
 
 import math
 from collections import deque
@@ -14,46 +14,53 @@ from accel.layers import Call
 from accel.method import Binding
 from accel.sites import ModelSites, Site, Streams, alike
 from caching.guards import must_compute
+from caching.measure import relative_change
+from caching.policy import Answer, Ask, Policy
 from caching.predictor import Predictor, Sample
 from caching.snapshot import Snapshot
 
+NON_FINITE = "non-finite"
 _FOLLOWS = "as the other branch of this step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackRule:
-    """What an indicator cache needs to know; see `FirstBlockCache` for the meaning of each."""
+    """What every stack cache needs to know; see `FirstBlockCache` for the meaning of each."""
 
-    head: int
-    tail_blocks: int
-    threshold: float
-    warmup: int
-    tail: int
-    max_streak: int | None
-    min_steps: int
-    batch: str
-    joint: bool
+    policy: Policy
     predictor: Predictor
+    tail_blocks: int = 0
+    warmup: int = 0
+    tail: int = 0
+    max_streak: int | None = None
+    min_steps: int = 0
+    joint: bool = True
 
 
 @dataclass(slots=True)
 class _Memory:
     """State of one guidance branch during one generation."""
 
-    probe: Tensor | None = None
-    # What a change of the probe is relative to; NaN where a kept residual is not finite.
-    scale: Tensor | None = None
+    state: Any
     residuals: dict[int, deque[Sample]] = field(default_factory=dict)
-    finite: Tensor | None = None
+    # The newest values of a segment, predictions included, where the predictor wants them.
+    trail: dict[int, deque[Sample]] = field(default_factory=dict)
     streak: int = 0
     # Whether a block was seen to write into its input, so that snapshots must be copies.
     copied: bool = False
     # Of the current denoiser call:
     skip: bool = False
+    predictor: Predictor | None = None
     start: Snapshot | None = None
     entry: dict[int, Snapshot] = field(default_factory=dict)
     skipped: dict[int, Streams] = field(default_factory=dict)
     check: bool = False
+
+    def finite(self) -> Tensor | None:
+        """A scalar that is not finite as soon as a kept residual is not, in either stream."""
+        rows = self.residuals.values()
+        totals = [s.total for samples in rows for s in samples if s.total is not None]
+        return sum(totals[1:], totals[0]) if totals else None
 
     def intact(self, snapshot: Snapshot | None) -> Streams | None:
         """The kept streams, or None if there are none or a block wrote into them."""
@@ -65,8 +72,9 @@ class _Memory:
     @property
     def nbytes(self) -> int:
         """Bytes held between calls."""
-        kept = sum(sample.value.nbytes for samples in self.residuals.values() for sample in samples)
-        return kept + (0 if self.probe is None else self.probe.nbytes)
+        rows = (*self.residuals.values(), *self.trail.values())
+        kept = {id(sample.value): sample.value.nbytes for row in rows for sample in row}
+        return sum(kept.values()) + int(self.state.nbytes)
 
 
 @dataclass(slots=True)
@@ -78,7 +86,7 @@ class _Verdict:
 
 
 class StackCache:
-    """Runs `head` blocks; by their change, computes or predicts what lies before the tail.
+    """Runs the head blocks, decides, and computes or predicts what lies between them and the tail.
 
     Blocks that carry their streams alike form a segment with one residual: from the input of its
     first block to the output of its last, so what a model adds between blocks (ControlNet) stays in
@@ -87,28 +95,40 @@ class StackCache:
 
     def __init__(self, rule: StackRule, blocks: Sequence[Site]) -> None:
         self.rule = rule
-        last = len(blocks) - rule.tail_blocks
-        self._head = blocks[: rule.head]
-        self._segments = _segments(blocks[rule.head : last])
-        self._skippable = last - rule.head
+        self._policy = rule.policy
+        first, last = rule.policy.head, len(blocks) - rule.tail_blocks
+        self._all = blocks
+        self._head = blocks[:first]
+        self._segments = _segments(blocks[first:last])
+        self._skippable = last - first
         self._blocks = len(blocks)
 
     def bind(self, model: ModelSites) -> Iterator[Binding]:
         """Yields the hooks of the denoiser, the head and the middle."""
         yield Binding(model.denoiser, self._begin)
-        if len(self._head) == 1:
+        yield from self._deciders()
+        # Where nothing is ever skipped, the middle is left alone.
+        for number, segment in enumerate(self._segments if self._policy.engages else ()):
+            for index, site in enumerate(segment):
+                ends = (index == 0, index == len(segment) - 1)
+                yield Binding(site, partial(self._middle, number=number, ends=ends))
+        if self._policy.engages:
+            yield from self._policy.watch(self._all, lambda call: self._memory(call).state)
+
+    def _deciders(self) -> Iterator[Binding]:
+        if not self._head:
+            yield Binding(self._all[0], self._before)
+        elif len(self._head) == 1:
             yield Binding(self._head[0], partial(self._probe, first=True))
         else:
             yield Binding(self._head[0], self._start)
             yield Binding(self._head[-1], partial(self._probe, first=False))
-        # Where nothing is ever skipped, the middle is left alone.
-        for number, segment in enumerate(self._segments if self.rule.threshold > 0 else ()):
-            for index, site in enumerate(segment):
-                ends = (index == 0, index == len(segment) - 1)
-                yield Binding(site, partial(self._middle, number=number, ends=ends))
 
     def _memory(self, call: Call) -> _Memory:
-        return call.shared(self, _Memory)
+        return call.shared(self, self._new_memory)
+
+    def _new_memory(self) -> _Memory:
+        return _Memory(self._policy.new_state())
 
     def _begin(self, call: Call) -> Any:
         memory = self._memory(call)
@@ -119,9 +139,14 @@ class StackCache:
         memory.skipped.clear()
         return call.proceed()
 
+    def _before(self, call: Call) -> Any:
+        memory = self._memory(call)
+        self._decide(memory, Ask(call, None, memory.finite))
+        return call.proceed()
+
     def _start(self, call: Call) -> Any:
         memory = self._memory(call)
-        if self.rule.threshold > 0:
+        if self._policy.engages:
             memory.start = Snapshot.take(Streams(call.hidden), copied=memory.copied)
         return call.proceed()
 
@@ -130,85 +155,76 @@ class StackCache:
         output = self._start(call) if first else call.proceed()
         start = memory.intact(memory.start)
         change = None if start is None else (call.read(output).hidden - start.hidden).detach()
-        self._decide(call, memory, change)
+        self._decide(memory, Ask(call, change, memory.finite))
         return output
 
-    def _decide(self, call: Call, memory: _Memory, change: Tensor | None) -> None:
+    def _decide(self, memory: _Memory, ask: Ask) -> None:
+        call, rule = ask.call, self.rule
         verdict = call.generation.state((id(self), "", "every branch"), _Verdict)
         first = verdict.step != call.step
-        follows = self.rule.joint and not first
-        # Where the first branch computed, this one need not be measured: no wait for the device.
-        refuse = _FOLLOWS if follows and not verdict.skip else None
-        reason, value = self._refusal(call, memory, change, refuse)
+        follows = rule.joint and not first
+        answer = self._guarded(memory, ask, follows=follows and not verdict.skip)
+        if answer is None:
+            answer = self._policy.judge(memory.state, ask)
         if first:
-            verdict.step, verdict.skip = call.step, reason is None
-        # Only a measured, finite change can be overruled; every other reason to compute stands.
-        elif follows and value is not None and math.isfinite(value):
-            reason = None
-        memory.skip = reason is None
-        if reason is None:
-            self._note_reuse(call, memory, value)
-        else:
-            self._note_compute(call, memory, reason, value)
-            memory.probe, memory.scale = change, None
+            verdict.step, verdict.skip = call.step, answer.reuse
+        elif follows and verdict.skip and not (answer.reuse or answer.firm):
+            answer = Answer(reuse=True, reason=_FOLLOWS, value=answer.value)
+        memory.skip = answer.reuse
+        self._policy.decided(memory.state, ask, reuse=answer.reuse)
+        self._note(call, memory, answer)
 
-    def _note_reuse(self, call: Call, memory: _Memory, value: float | None) -> None:
-        memory.streak += 1
-        below = value is not None and value < self.rule.threshold
-        call.decide(
-            self.rule.predictor.action,
-            f"change below {self.rule.threshold:g}" if below else _FOLLOWS,
-            value=value,
-            blocks_run=self._blocks - self._skippable,
-            blocks_skipped=self._skippable,
+    def _guarded(self, memory: _Memory, ask: Ask, *, follows: bool) -> Answer | None:
+        """Why the call computes whatever the policy says, or None if the policy decides."""
+        rule, placed = self.rule, self._placed(memory, ask)
+        if not self._policy.engages:
+            return Answer(reuse=False, reason=self._policy.idle, firm=True)
+        if placed is not None:
+            return _forced(placed)
+        if follows:
+            # Where the first branch computed, this one need not be measured: no wait for the
+            # device.
+            return Answer(reuse=False, reason=_FOLLOWS, firm=True)
+        if rule.max_streak is not None and memory.streak >= rule.max_streak:
+            return _forced(f"{memory.streak} skips in a row")
+        return None if self._policy.measures else _unmeasured(memory, ask)
+
+    def _placed(self, memory: _Memory, ask: Ask) -> str | None:
+        """Why the place in the schedule, or what is missing, has the call computed."""
+        rule = self.rule
+        if self._head and ask.change is None:
+            wrote = "a block wrote into its input"
+            return wrote if memory.copied else "a head block did not run"
+        placed = must_compute(
+            ask.call, warmup=rule.warmup, tail=rule.tail, min_steps=rule.min_steps
         )
+        if placed is None and len(memory.residuals) < len(self._segments):
+            return "nothing to reuse yet"
+        return placed
 
-    def _note_compute(self, call: Call, memory: _Memory, reason: str, value: float | None) -> None:
-        memory.check, memory.streak = memory.streak > 0, 0
-        broken = value is not None and not math.isfinite(value)
-        if broken:
+    def _note(self, call: Call, memory: _Memory, answer: Answer) -> None:
+        skipped = self._skippable if answer.reuse else 0
+        broken = answer.value is not None and not math.isfinite(answer.value)
+        if broken or answer.reason == NON_FINITE:
             call.generation.timeline.warn(
                 "non-finite features were computed anew instead of reused"
             )
-        asked = reason == _FOLLOWS or (value is not None and value >= self.rule.threshold)
+            memory.residuals.clear()
+            memory.trail.clear()
+        if answer.reuse:
+            memory.predictor = self._policy.predictor(call, self.rule.predictor)
+            action = memory.predictor.action
+        else:
+            action = "computed" if answer.chosen else "forced"
+        memory.check = memory.streak > 0 and not answer.reuse
+        memory.streak = memory.streak + 1 if answer.reuse else 0
         call.decide(
-            "computed" if asked or self.rule.threshold <= 0 else "forced",
-            reason,
-            value=None if broken else value,
-            blocks_run=self._blocks,
+            action,
+            answer.reason,
+            value=None if broken else answer.value,
+            blocks_run=self._blocks - skipped,
+            blocks_skipped=skipped,
         )
-
-    def _refusal(
-        self, call: Call, memory: _Memory, change: Tensor | None, refuse: str | None
-    ) -> tuple[str | None, float | None]:
-        """Why the call computes, None if it does not, and the measured change, if it was asked."""
-        rule = self.rule
-        if change is None:
-            return _no_probe(rule, memory), None
-        placed = must_compute(call, warmup=rule.warmup, tail=rule.tail, min_steps=rule.min_steps)
-        if placed is not None:
-            return placed, None
-        if memory.probe is None or len(memory.residuals) < len(self._segments):
-            return "nothing to reuse yet", None
-        if refuse is not None:
-            return refuse, None
-        return self._compare(memory, memory.probe, change)
-
-    def _compare(
-        self, memory: _Memory, kept: Tensor, change: Tensor
-    ) -> tuple[str | None, float | None]:
-        rule = self.rule
-        if not alike(kept, change):
-            return "shape, dtype or device changed", None
-        if rule.max_streak is not None and memory.streak >= rule.max_streak:
-            return f"{memory.streak} skips in a row", None
-        if memory.scale is None:
-            memory.scale = _scale(kept, memory.finite, rule.batch)
-        # The one place where a decision waits for the device.
-        value = float((_size(change - kept, rule.batch) / memory.scale).max())
-        if value < rule.threshold:
-            return None, value
-        return ("non-finite" if math.isnan(value) else f"change at least {rule.threshold:g}"), value
 
     def _middle(self, call: Call, *, number: int, ends: tuple[bool, bool]) -> Any:
         memory = self._memory(call)
@@ -226,9 +242,20 @@ class StackCache:
         # What leaves the segment is known at its start, before a model can add to the input that
         # skipped blocks hand on.
         if ends[0]:
-            residual = self.rule.predictor.predict(memory.residuals[number], _place(call))
+            predictor = memory.predictor or self.rule.predictor
+            residual = self._predict(memory, predictor, number, call)
             memory.skipped[number] = call.streams + residual
         return call.write(memory.skipped.pop(number) if ends[1] else call.streams)
+
+    def _predict(self, memory: _Memory, predictor: Predictor, number: int, call: Call) -> Streams:
+        trail = memory.trail.get(number, ())
+        residual = predictor.predict(memory.residuals[number], _place(call), trail)
+        self._follow(memory, number, Sample(_place(call), residual))
+        return residual
+
+    def _follow(self, memory: _Memory, number: int, newest: Sample) -> None:
+        if length := self.rule.predictor.trail:
+            memory.trail.setdefault(number, deque(maxlen=length)).append(newest)
 
     def _record(self, call: Call, memory: _Memory, number: int, output: Any) -> None:
         entry = memory.intact(memory.entry.get(number))
@@ -236,19 +263,47 @@ class StackCache:
             memory.residuals.pop(number, None)
             return
         residual = (call.read(output) - entry).detach()
-        samples = memory.residuals.setdefault(number, deque(maxlen=self.rule.predictor.depth))
+        samples = memory.residuals.setdefault(number, deque(maxlen=self._depth))
         if samples and not samples[-1].value.matches(residual):
             samples.clear()
-        total = _total(residual)
-        memory.finite = total if number == 0 or memory.finite is None else memory.finite + total
-        if number == 0 and memory.check and samples:
-            self._check(call, samples, residual)
-        samples.append(Sample(_place(call), residual))
+            memory.trail.pop(number, None)
+        if number == 0:
+            if memory.check and samples:
+                self._check(call, memory, samples, residual)
+            self._policy.recorded(memory.state, call, residual)
+        samples.append(Sample(_place(call), residual, _total(residual)))
+        self._follow(memory, number, samples[-1])
 
-    def _check(self, call: Call, samples: Sequence[Sample], truth: Streams) -> None:
-        guess = self.rule.predictor.predict(samples, _place(call))
-        error = (guess.hidden - truth.hidden).abs().mean() / truth.hidden.abs().mean()
+    def _check(
+        self, call: Call, memory: _Memory, samples: Sequence[Sample], truth: Streams
+    ) -> None:
+        predictor = self._policy.predictor(call, self.rule.predictor)
+        guess = predictor.predict(samples, _place(call), memory.trail.get(0, ()))
+        error = relative_change(guess.hidden, truth.hidden)
         call.generation.timeline.measure_later("error", error)
+        self._policy.missed(memory.state, error)
+
+    @property
+    def _depth(self) -> int:
+        return max(self.rule.predictor.depth, self._policy.depth)
+
+
+def _forced(reason: str) -> Answer:
+    return Answer(reuse=False, reason=reason, firm=True, chosen=False)
+
+
+def _unmeasured(memory: _Memory, ask: Ask) -> Answer | None:
+    """What a policy that measures nothing cannot see: another shape, a residual of no use."""
+    if not alike(memory.residuals[0][-1].value.hidden, ask.call.hidden):
+        return _forced("shape, dtype or device changed")
+    finite = memory.finite()
+    if finite is None:
+        return None
+    if finite.device.type != "cpu":
+        # Looking would wait for the device, at every step of a plan that waits for nothing.
+        ask.call.generation.timeline.warn_unless_finite(finite, "non-finite features were reused")
+        return None
+    return None if bool(finite.isfinite()) else _forced(NON_FINITE)
 
 
 def _segments(blocks: Sequence[Site]) -> list[list[Site]]:
@@ -266,29 +321,9 @@ def _place(call: Call) -> float:
     return float(-call.step) if call.sigma is None else call.sigma
 
 
-def _size(tensor: Tensor, batch: str) -> Tensor:
-    """The L1 norm in at least float32, over the whole batch or of every sample."""
-    axes = tuple(range(1 if batch == "worst" else 0, tensor.dim()))
-    wide = torch.promote_types(tensor.dtype, torch.float32)
-    size: Tensor = torch.linalg.vector_norm(tensor, 1, dim=axes, dtype=wide)
-    return size
-
-
-def _scale(old: Tensor, finite: Tensor | None, batch: str) -> Tensor:
-    # A residual of exactly zero that stays zero has not changed.
-    size = _size(old, batch).clamp_min(torch.finfo(torch.float32).tiny)
-    return size if finite is None else size + finite * 0
-
-
 def _total(residual: Streams) -> Tensor:
     # A sum is not finite as soon as one element is not, and costs a single pass.
     total = residual.hidden.sum(dtype=torch.float32)
     if residual.context is None:
         return total
     return total + residual.context.sum(dtype=torch.float32)
-
-
-def _no_probe(rule: StackRule, memory: _Memory) -> str:
-    if rule.threshold <= 0:
-        return "threshold 0"
-    return "a block wrote into its input" if memory.copied else "a head block did not run"

@@ -14,16 +14,19 @@ from tests.tiny import CASES, Case, Pipeline
 METHODS: dict[str, type[Method]] = accel.methods()
 
 # A setting that does something within six steps. A method that is not listed engages by default.
+_OPEN: dict[str, Any] = {"warmup": 1, "tail": 0, "min_steps": 0, "max_streak": 2}
 _ENGAGING: dict[str, dict[str, Any]] = {
-    "FirstBlockCache": {"threshold": 10.0, "warmup": 1, "tail": 0, "min_steps": 0, "max_streak": 2},
-    "DBCache": {
-        "head": 1,
+    "FirstBlockCache": {"threshold": 10.0, **_OPEN},
+    "DBCache": {"head": 1, "threshold": 10.0, **_OPEN},
+    "TeaCache": {"threshold": 10.0, "coefficients": (1.0, 0.0), **_OPEN},
+    "MagCache": {
         "threshold": 10.0,
-        "warmup": 1,
-        "tail": 0,
-        "min_steps": 0,
-        "max_streak": 2,
+        "retention": 0.0,
+        "magnitudes": ((1e4, 0.0), (-1e4, 0.0)),
+        **_OPEN,
     },
+    "BWCache": {"threshold": 10.0, "reuse": 2, **_OPEN},
+    "LinearPlan": {"compute": (0, 1, 3, 6, 9), "weights": ((2, (1.5, -0.5)),)},
 }
 # The kinds of denoiser a method is made for; one that is not listed is made for transformers.
 _FAMILIES: dict[str, frozenset[str]] = {}

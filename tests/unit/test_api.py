@@ -9,7 +9,7 @@ import torch
 from diffusers import FirstBlockCacheConfig, FluxImg2ImgPipeline
 
 import accel
-from accel.method import Binding, Method
+from accel.method import Binding, Method, Only
 from caching import DBCache, FirstBlockCache
 from tests.tiny import CASES
 
@@ -208,3 +208,42 @@ def test_the_documented_signature_of_the_pipeline_stays():
     assert inspect.signature(pipe.__call__) == before
     assert type(pipe).__name__ == "FluxPipeline"
     assert isinstance(pipe, type(FLUX.make()))
+
+
+def test_each_denoiser_of_a_pipeline_may_have_a_method_of_its_own() -> None:
+    case = CASES["wan_two_stage"]
+    pipe = case.make()
+    plain = case.run(pipe)
+    first = FirstBlockCache(threshold=10.0, warmup=0, tail=0, min_steps=0)
+    never = first.neutral()
+    handle = accel.patch(
+        pipe,
+        Only(denoiser="transformer", method=never),
+        Only(denoiser="transformer_2", method=first),
+    )
+    assert not torch.equal(case.run(pipe), plain)
+    assert [report.engaged for report in handle.reports] == [False, True]
+    assert accel.patch(pipe, *handle.methods) is handle
+    handle.unpatch()
+    assert torch.equal(case.run(pipe), plain)
+
+
+def test_a_denoiser_that_no_method_is_meant_for_is_left_alone() -> None:
+    case = CASES["wan_two_stage"]
+    pipe = case.make()
+    handle = accel.patch(pipe, Only(denoiser="transformer_2", method=FirstBlockCache()))
+    assert handle.status().denoisers == ("transformer_2 (WanTransformer3DModel)",)
+    assert "forward" not in vars(pipe.transformer)
+
+
+def test_methods_for_one_denoiser_may_not_conflict_and_must_find_it() -> None:
+    pipe = CASES["wan_two_stage"].make()
+    one = Only(denoiser="transformer", method=FirstBlockCache())
+    with pytest.raises(accel.ConflictError, match="both want"):
+        accel.patch(pipe, one, DBCache())
+    with pytest.raises(accel.OptionError, match="no denoiser 'unet'; there is transformer, trans"):
+        accel.patch(pipe, Only(denoiser="unet", method=FirstBlockCache()))
+    with pytest.raises(accel.OptionError, match="expected a method"):
+        Only(denoiser="transformer", method=one)
+    assert not accel.status(pipe).patched
+    assert one.neutral().method == FirstBlockCache().neutral()

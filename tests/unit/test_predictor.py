@@ -1,11 +1,15 @@
 """Predictors against closed forms."""
 
+import math
+
 import pytest
 import torch
 
+import accel
 from accel.sites import Streams
-from caching import Hold, Newton
+from caching import DMD, FirstBlockCache, FoCa, Hold, Newton
 from caching.predictor import Sample
+from tests.unit.toys import Chain, drive, ones
 
 
 def samples(function, sigmas):
@@ -37,6 +41,18 @@ def test_newton_falls_back_to_what_there_is():
     assert Newton(order=2).predict(kept, 0.1) is kept[0].value
 
 
+@pytest.mark.parametrize("predictor", [Newton(order=1), FoCa(), DMD(snapshots=4)])
+def test_of_two_residuals_at_one_noise_level_the_newer_counts(predictor) -> None:
+    kept = samples(lambda x: 2 * x, [0.9, 0.7, 0.5])
+    kept.append(Sample(0.5, Streams(torch.tensor([1.25]))))
+    assert math.isfinite(float(predictor.predict(kept, 0.4).hidden))
+    if isinstance(predictor, Newton):
+        # Through 1.4 at 0.7 and 1.25 at 0.5.
+        assert float(predictor.predict(kept, 0.4).hidden) == pytest.approx(1.175)
+    flat = [Sample(0.5, Streams(torch.tensor([float(k)]))) for k in range(4)]
+    assert float(predictor.predict(flat, 0.4).hidden) == pytest.approx(3.0)
+
+
 def test_a_prediction_leaves_the_kept_residuals_untouched():
     kept = samples(lambda x: 2 * x, [1.0, 0.5])
     Newton(order=1).predict(kept, 0.0)
@@ -48,3 +64,65 @@ def test_the_text_stream_is_extrapolated_too_and_may_be_absent():
     value = Newton(order=1).predict(both, 0.0)
     assert float(value.context) == pytest.approx(0.0, abs=1e-6)
     assert Newton(order=1).predict(samples(lambda x: x, [1.0, 0.5]), 0.0).context is None
+
+
+def test_foca_goes_along_the_mean_of_both_slopes() -> None:
+    # Computed: 2 at 1.0, 4 at 0.5 (slope -4). Newest of any kind: 3 at 0.7, then 4 at 0.5 (-5).
+    kept = [Sample(1.0, Streams(torch.tensor([2.0]))), Sample(0.5, Streams(torch.tensor([4.0])))]
+    guess = Sample(0.7, Streams(torch.tensor([3.0])))
+    value = FoCa().predict(kept, 0.25, [guess, kept[-1]]).hidden
+    assert float(value) == pytest.approx(4 + 0.25 * 4.5)
+
+
+def test_foca_without_a_trail_is_linear_and_holds_beyond_its_horizon() -> None:
+    kept = samples(lambda x: 3 * x, [1.0, 0.9])
+    assert float(FoCa().predict(kept, 0.75).hidden) == pytest.approx(2.25)
+    assert float(FoCa(horizon=2).predict(kept, 0.2).hidden) == pytest.approx(3 * 0.7)
+    assert FoCa().predict(kept[:1], 0.1) is kept[0].value
+
+
+def test_foca_sees_the_guesses_that_the_stack_cache_made() -> None:
+    model = Chain(2, 3, 5)
+    method = FirstBlockCache(
+        threshold=100, warmup=2, tail=0, min_steps=0, max_streak=1, predictor=FoCa()
+    )
+    handle = accel.patch(model, method)
+    drive(model, handle, ones(1))
+    outputs = [float(output) for output in drive(model, handle, ones(1, 2, 4, 8, 8))]
+    # Kept 28 and 56; the guess for step 2 is 84. Computed at step 3: 224, so that at step 4 the
+    # slopes are (224 - 56) / 2 and 224 - 84: 224 + (84 + 140) / 2 = 336.
+    assert outputs == pytest.approx([30, 60, 8 + 84, 240, 16 + 336])
+
+
+@pytest.mark.parametrize("ratio", [0.9, 0.5])
+def test_dmd_continues_a_decay_exactly(ratio: float) -> None:
+    direction = torch.tensor([1.0, -2.0, 0.5])
+    kept = [Sample(1 - 0.1 * k, Streams(direction * ratio**k)) for k in range(5)]
+    value = DMD().predict(kept, 0.4).hidden
+    torch.testing.assert_close(value, direction * ratio**6, rtol=1e-3, atol=1e-4)
+
+
+def test_dmd_continues_a_turning_decay_and_both_streams() -> None:
+    def at(k: int) -> Streams:
+        turn = 0.95**k * torch.tensor([math.cos(0.4 * k), math.sin(0.4 * k)])
+        return Streams(turn, 2 * turn)
+
+    kept = [Sample(float(-k), at(k)) for k in range(6)]
+    value = DMD().predict(kept, -8.0)
+    torch.testing.assert_close(value.hidden, at(8).hidden, rtol=1e-3, atol=1e-3)
+    assert value.context is not None
+    torch.testing.assert_close(value.context, at(8).context, rtol=1e-3, atol=1e-3)
+
+
+def test_dmd_holds_what_grows_and_needs_four_residuals() -> None:
+    kept = [Sample(float(-k), Streams(torch.tensor([2.0**k]))) for k in range(5)]
+    assert float(DMD().predict(kept, -7.0).hidden) == pytest.approx(16.0, rel=1e-3)
+    few = samples(lambda x: 3 * x, [1.0, 0.9, 0.8])
+    assert float(DMD().predict(few, 0.5).hidden) == pytest.approx(1.5, rel=1e-4)
+
+
+def test_bad_forecasters_are_refused() -> None:
+    with pytest.raises(accel.OptionError, match="snapshots"):
+        DMD(snapshots=3)
+    with pytest.raises(accel.OptionError, match="horizon"):
+        FoCa(horizon=-1)

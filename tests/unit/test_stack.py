@@ -251,6 +251,19 @@ def test_branches_decide_alone_without_joint():
     assert [(a, b) for (_, a), (_, b) in pairs][1] == ("reused", "computed")
 
 
+def test_a_branch_may_have_a_threshold_of_its_own():
+    method = FirstBlockCache(threshold=0.1, branches=(("1", 2.0),), joint=False, **OPEN)
+    pairs, _ = guided(method, (1, 1), (1.05, 2), (2, 4))
+    assert [(a, b) for (_, a), (_, b) in pairs] == [
+        ("forced", "forced"),
+        ("reused", "reused"),
+        ("computed", "computed"),
+    ]
+    assert method.neutral().branches == ()
+    with pytest.raises(accel.OptionError, match="branches"):
+        FirstBlockCache(branches=(("1", -2.0),))
+
+
 def test_a_branch_without_features_computes_whatever_the_other_one_does():
     pairs, _ = guided(FirstBlockCache(threshold=0.1, **OPEN), (1, 1), (1, math.inf), (1, 1))
     assert [(a, b) for (_, a), (_, b) in pairs][1] == ("reused", "forced")

@@ -1,0 +1,84 @@
+"""Reuse at steps that are fixed before the generation: no measurement, no wait for the device."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from accel.layers import Call
+from caching.policy import Answer, Ask, Policy
+from caching.predictor import Predictor
+
+_DUE = Answer(reuse=False, reason="due in this step")
+_BETWEEN = Answer(reuse=True, reason="between computed steps")
+
+
+class Nothing:
+    """State of a policy that remembers nothing."""
+
+    nbytes = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Every(Policy):
+    """Computes every `interval`-th evaluation, counted from evaluation `start`."""
+
+    interval: int
+    start: int = 0
+
+    idle: ClassVar[str] = "computes every step"
+
+    @property
+    def engages(self) -> bool:
+        """An interval of 1 leaves nothing out."""
+        return self.interval > 1
+
+    def new_state(self) -> Nothing:
+        """Nothing is remembered."""
+        return Nothing()
+
+    def judge(self, state: Any, ask: Ask) -> Answer:  # noqa: ARG002 -- the step alone decides
+        """Computes where the step is due."""
+        return _BETWEEN if (ask.call.step - self.start) % self.interval else _DUE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned(Policy):
+    """Computes the evaluations in `compute`, all if None.
+
+    Generations of another number of evaluations than `steps` compute throughout; None takes any.
+    `predictors` are those of single evaluations; the others take the usual one.
+    """
+
+    compute: frozenset[int] | None
+    steps: int | None
+    predictors: Mapping[int, Predictor] = field(default_factory=dict)
+
+    idle: ClassVar[str] = "the plan computes every step"
+
+    @property
+    def engages(self) -> bool:
+        """A plan of every step leaves nothing out."""
+        if self.compute is None:
+            return False
+        return self.steps is None or len(self.compute) < self.steps
+
+    @property
+    def depth(self) -> int:
+        """What the longest of the predictors needs."""
+        return max((predictor.depth for predictor in self.predictors.values()), default=1)
+
+    def new_state(self) -> Nothing:
+        """Nothing is remembered."""
+        return Nothing()
+
+    def judge(self, state: Any, ask: Ask) -> Answer:  # noqa: ARG002 -- the step alone decides
+        """Computes where the plan says so, or was made for another number of steps."""
+        call = ask.call
+        if self.steps is not None and call.num_steps != self.steps:
+            reason = f"the plan is for {self.steps} steps, this run has {call.num_steps}"
+            return Answer(reuse=False, reason=reason, firm=True, chosen=False)
+        return _DUE if self.compute is None or call.step in self.compute else _BETWEEN
+
+    def predictor(self, call: Call, usual: Predictor) -> Predictor:
+        """The one that the plan has for this evaluation."""
+        return self.predictors.get(call.step, usual)

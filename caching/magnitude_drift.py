@@ -1,0 +1,138 @@
+"""Reuse while the known magnitudes of the residual have drifted little since it was computed."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accel.layers import Call
+from accel.sites import Streams
+from caching.learning import Learnt, Lesson
+from caching.policy import Answer, Ask, Policy
+
+Curve = tuple[tuple[float, float], ...]
+
+_FEWEST = 2
+
+
+@dataclass(slots=True)
+class DriftState:
+    """How far the kept residual's magnitude is off, and what the last evaluation was."""
+
+    lesson: Lesson = field(default_factory=Lesson)
+    # The length of every token's residual [B, N] at the last computed evaluation, while learning.
+    lengths: Tensor | None = None
+    level: float | None = None
+    ratio: float = 1.0
+    error: float = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held between calls."""
+        return 0 if self.lengths is None else self.lengths.nbytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MagnitudeDrift(Policy):
+    """Sums |1 - magnitude now / magnitude when computed|."""
+
+    threshold: float
+    retention: float
+    magnitudes: Curve | None
+    learnt: Learnt
+
+    idle: ClassVar[str] = "threshold 0"
+
+    @property
+    def engages(self) -> bool:
+        """At threshold 0 nothing is ever below it."""
+        return self.threshold > 0
+
+    def new_state(self) -> DriftState:
+        """Nothing computed yet."""
+        return DriftState()
+
+    def judge(self, state: DriftState, ask: Ask) -> Answer:
+        """Adds this evaluation's error of magnitude."""
+        call = ask.call
+        known = self.magnitudes or self.learnt.known(call.branch, state.lesson, curve)
+        if known is None or state.level is None:
+            reason = "learning the magnitudes"
+            return Answer(reuse=False, reason=reason, firm=True, chosen=False)
+        steps = call.num_steps
+        if steps is not None and call.step < self.retention * steps:
+            return Answer(reuse=False, reason="retention", firm=True, chosen=False)
+        ratio = state.ratio * math.exp(at(known, level(call)) - at(known, state.level))
+        error = state.error + abs(1 - ratio)
+        if error > self.threshold:
+            reason = f"drift above {self.threshold:g}"
+            return Answer(reuse=False, reason=reason, value=error)
+        state.ratio, state.error = ratio, error
+        return Answer(reuse=True, reason=f"drift within {self.threshold:g}", value=error)
+
+    def decided(self, state: DriftState, ask: Ask, *, reuse: bool) -> None:
+        """A computed evaluation starts the sum anew."""
+        state.level = level(ask.call)
+        if reuse:
+            state.lengths = None
+        else:
+            state.ratio, state.error = 1.0, 0.0
+
+    def recorded(self, state: DriftState, call: Call, residual: Streams) -> None:
+        """Learns from two computed evaluations in a row."""
+        if self.magnitudes is not None or (not self.learnt.only_learn and self._knows(call, state)):
+            return
+        before = state.lengths
+        state.lengths = torch.linalg.vector_norm(residual.hidden, dim=-1, dtype=torch.float32)
+        fits = before is not None and before.shape == state.lengths.shape
+        ratio = state.lengths.new_ones(()) if before is None or not fits else _ratio(state, before)
+        state.lesson.note(level(call), ratio.log())
+        self.learnt.keep(call.branch, state.lesson)
+
+    def _knows(self, call: Call, state: DriftState) -> bool:
+        return self.learnt.known(call.branch, state.lesson, curve) is not None
+
+
+def _ratio(state: DriftState, before: Tensor) -> Tensor:
+    tiny = torch.finfo(torch.float32).tiny
+    return (state.lengths / before.clamp_min(tiny)).mean() if state.lengths is not None else before
+
+
+def level(call: Call) -> float:
+    """The noise level, falling; where it is unknown, evaluations counted backwards."""
+    return float(-call.step) if call.sigma is None else call.sigma
+
+
+def at(known: Curve, place: float) -> float:
+    """The log magnitude at a noise level, linear between the known ones and held beyond them."""
+    rising = known[::-1]
+    return float(np.interp(place, [pair[0] for pair in rising], [pair[1] for pair in rising]))
+
+
+def curve(lessons: Sequence[Lesson]) -> Curve | None:
+    """The mean log magnitude over the noise level, or None if nothing was seen.
+
+    Levels are those of the longest lesson; the others are read off at these.
+    """
+    curves = [found for lesson in lessons if len(found := _one(lesson)) >= _FEWEST]
+    if not curves:
+        return None
+    longest = max(curves, key=len)
+    return tuple(
+        (place, sum(at(each, place) for each in curves) / len(curves)) for place, _ in longest
+    )
+
+
+def _one(lesson: Lesson) -> Curve:
+    total = 0.0
+    points: list[tuple[float, float]] = []
+    for place, change in lesson.rows():
+        # Schedulers of two evaluations a step ask twice at a level; the first counts.
+        if math.isfinite(change) and (not points or place < points[-1][0]):
+            total += change
+            points.append((place, total))
+    return tuple(points)

@@ -1,0 +1,115 @@
+"""Reuse while the residual of the head blocks is close to the last computed one."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from accel.sites import alike
+from caching.measure import l1_norm
+from caching.policy import Answer, Ask, Policy
+
+# A single check says little, so a step towards the wanted error is damped and bounded.
+_GAIN = 0.5
+_MOST_STEP = 2.0
+_MOST_AWAY = 8.0
+
+
+@dataclass(slots=True)
+class ProbeState:
+    """The residual of the head blocks at the last computed call."""
+
+    probe: Tensor | None = None
+    # What a change of the probe is relative to; NaN where a kept residual is not finite.
+    scale: Tensor | None = None
+    error: Tensor | None = None
+    factor: float = 1.0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held between calls."""
+        return 0 if self.probe is None else self.probe.nbytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidualChange(Policy):
+    """mean|r - r_last| / mean|r_last| < `threshold`, with r what the head blocks added.
+
+    With `target_error`, the threshold is multiplied after every check by
+    (target_error / error) ** 0.5, within a factor 2 at once and 8 in all.
+    """
+
+    blocks: int
+    threshold: float
+    batch: str
+    branches: Mapping[str, float] = field(default_factory=dict)
+    target_error: float | None = None
+
+    measures: ClassVar[bool] = True
+    idle: ClassVar[str] = "threshold 0"
+
+    @property
+    def head(self) -> int:
+        """The probed blocks."""
+        return self.blocks
+
+    @property
+    def engages(self) -> bool:
+        """At threshold 0 nothing is ever below it."""
+        return max(self.threshold, *self.branches.values(), 0) > 0
+
+    def new_state(self) -> ProbeState:
+        """Nothing to compare with yet."""
+        return ProbeState()
+
+    def judge(self, state: ProbeState, ask: Ask) -> Answer:
+        """Compares with the last computed call; the one place that waits for the device."""
+        kept, change = state.probe, ask.change
+        if kept is None or change is None:
+            return Answer(reuse=False, reason="nothing to reuse yet", firm=True, chosen=False)
+        if not alike(kept, change):
+            reason = "shape, dtype or device changed"
+            return Answer(reuse=False, reason=reason, firm=True, chosen=False)
+        value, threshold = self._measure(state, kept, change, ask)
+        if value < threshold:
+            return Answer(reuse=True, reason=f"change below {threshold:.3g}", value=value)
+        if math.isfinite(value):
+            return Answer(reuse=False, reason=f"change at least {threshold:.3g}", value=value)
+        return Answer(reuse=False, reason="non-finite", value=value, firm=True, chosen=False)
+
+    def decided(self, state: ProbeState, ask: Ask, *, reuse: bool) -> None:
+        """A computed call is what later ones are compared with."""
+        if not reuse:
+            state.probe, state.scale = ask.change, None
+
+    def missed(self, state: ProbeState, error: Tensor) -> None:
+        """The next measurement reads the error along with its own number."""
+        if self.target_error is not None:
+            state.error = error
+
+    def _measure(
+        self, state: ProbeState, kept: Tensor, change: Tensor, ask: Ask
+    ) -> tuple[float, float]:
+        worst = self.batch == "worst"
+        threshold = self.branches.get(ask.call.branch, self.threshold)
+        if state.scale is None:
+            state.scale = _scale(kept, ask.finite(), samplewise=worst)
+        value = (l1_norm(change - kept, samplewise=worst) / state.scale).max()
+        if state.error is None or self.target_error is None:
+            return float(value), threshold * state.factor
+        number, error = torch.stack((value, state.error.to(value.dtype))).tolist()
+        state.error = None
+        if error > 0 and math.isfinite(error):
+            step = (self.target_error / error) ** _GAIN
+            wanted = state.factor * min(max(step, 1 / _MOST_STEP), _MOST_STEP)
+            state.factor = min(max(wanted, 1 / _MOST_AWAY), _MOST_AWAY)
+        return number, threshold * state.factor
+
+
+def _scale(old: Tensor, finite: Tensor | None, *, samplewise: bool) -> Tensor:
+    # A residual of exactly zero that stays zero has not changed.
+    size = l1_norm(old, samplewise=samplewise).clamp_min(torch.finfo(torch.float32).tiny)
+    return size if finite is None else size + finite * 0

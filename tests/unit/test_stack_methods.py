@@ -1,0 +1,310 @@
+"""TeaCache, MagCache, BWCache and fixed plans on chains of blocks computed by hand."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import accel
+from caching import BWCache, FirstBlockCache, LinearPlan, MagCache, Newton, TeaCache
+from caching.learning import Lesson
+from caching.magnitude_drift import at, curve
+from caching.modulated_change import estimate, fit
+from tests.unit.toys import Chain, drive, ones
+
+OPEN: dict[str, Any] = {"warmup": 0, "tail": 0, "min_steps": 0, "max_streak": None}
+IDENTITY = (1.0, 0.0)
+
+
+class Started:
+    """A patched chain 1 -> 2 -> 6 -> 30 that has had its probing call."""
+
+    def __init__(self, method: accel.Method) -> None:
+        self.model = Chain(2, 3, 5)
+        self.handle = accel.patch(self.model, method)
+        self.drive(1)
+
+    def drive(self, *inputs: float) -> list[float]:
+        """Returns the outputs of one generation."""
+        for block in self.model.blocks:
+            block.calls = 0
+        return [float(output) for output in drive(self.model, self.handle, ones(*inputs))]
+
+    @property
+    def pattern(self) -> str:
+        """One letter a call of the newest generation: c where it computed, r where it did not."""
+        skipped = (decision.blocks_skipped for decision in self.handle.report.decisions)
+        return "".join("r" if blocks else "c" for blocks in skipped)
+
+    @property
+    def reasons(self) -> list[str]:
+        return [decision.reason for decision in self.handle.report.decisions]
+
+
+def powers(ratio: float, count: int) -> list[float]:
+    return [ratio**index for index in range(count)]
+
+
+def test_a_plan_computes_its_steps_and_weighs_the_others() -> None:
+    # The stack adds 29x, linear in x, so 2 * newest - 1 * the one before predicts it exactly.
+    started = Started(LinearPlan(steps=4, compute=(0, 1, 3), weights=((2, (2.0, -1.0)),)))
+    assert started.drive(1, 2, 3, 4) == pytest.approx([30, 60, 90, 120])
+    assert started.model.calls() == [3, 3, 3]
+    assert started.pattern == "ccrc"
+    assert [d.action for d in started.handle.report.decisions][2] == "forecast"
+
+
+def test_a_single_weight_scales_the_newest_residual() -> None:
+    started = Started(LinearPlan(steps=2, compute=(0,), weights=((1, (0.5,)),)))
+    assert started.drive(1, 2) == pytest.approx([30, 2 + 0.5 * 29])
+
+
+def test_a_plan_without_weights_holds_or_uses_its_predictor() -> None:
+    held = Started(LinearPlan(steps=3, compute=(0, 1)))
+    assert held.drive(1, 2, 3) == pytest.approx([30, 60, 3 + 58])
+    newton = Started(LinearPlan(steps=3, compute=(0, 1), predictor=Newton(order=1)))
+    assert newton.drive(1, 2, 3) == pytest.approx([30, 60, 90])
+
+
+def test_a_plan_for_another_number_of_steps_computes_throughout_and_says_so() -> None:
+    started = Started(LinearPlan(steps=4, compute=(0, 3)))
+    assert started.drive(1, 2, 3) == [30, 60, 90]
+    assert started.pattern == "ccc"
+    assert any("for 4 steps, this run has 3" in text for text in started.handle.report.warnings)
+
+
+def test_a_plan_at_an_interval_ends_with_a_computed_step() -> None:
+    plan = LinearPlan.every(3, 9)
+    assert plan.compute == (0, 3, 6, 8)
+    assert plan.neutral() == LinearPlan(steps=9)
+
+
+def test_a_plan_without_a_number_of_steps_takes_any() -> None:
+    started = Started(LinearPlan(compute=(0, 2)))
+    for count in (3, 5):
+        started.drive(*[1.0] * count)
+        assert started.pattern == "crcrr"[:count]
+
+
+def test_a_plan_without_a_probe_computes_no_block_in_a_skipped_step() -> None:
+    started = Started(LinearPlan(steps=3, compute=(0,)))
+    started.drive(1, 1, 1)
+    assert started.model.calls() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps"),
+        ({"steps": 4, "compute": (1, 2)}, "0 among them"),
+        ({"steps": 4, "compute": (0, 4)}, "from 0 to 3"),
+        ({"steps": 4, "compute": (0, True)}, "a whole number"),
+        ({"compute": (0, -1)}, "a whole number"),
+        ({"compute": ()}, "0 among them"),
+        ({"weights": ((1, (1.0,)),)}, "does not skip"),
+        ({"steps": 4, "compute": (0, 2), "weights": ((2, (1.0,)),)}, "does not skip"),
+        ({"steps": 4, "compute": (0, 2), "weights": ((1, (1.0, 2.0)),)}, "before which 1 are"),
+        ({"steps": 4, "compute": (0, 2), "weights": ((1, ()),)}, "0 numbers"),
+        ({"steps": 4, "compute": (0, 2), "weights": ((1, (math.nan,)),)}, "weights"),
+        ({"steps": 4, "predictor": "hold"}, "predictor"),
+    ],
+)
+def test_a_bad_plan_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(accel.OptionError, match=message):
+        LinearPlan(**options)
+
+
+def test_a_residual_that_is_not_finite_is_not_reused_without_a_probe() -> None:
+    started = Started(LinearPlan(steps=4, compute=(0, 2)))
+    outputs = started.drive(math.nan, 1, 1, 1)
+    assert started.pattern == "cccr"
+    assert outputs[1:] == pytest.approx([30, 30, 30])
+    assert any("non-finite" in text for text in started.handle.report.warnings)
+
+
+def test_an_older_residual_that_is_not_finite_does_not_poison_an_extrapolation() -> None:
+    # Overflow in the first step only; the two newest are needed, the oldest must be forgotten.
+    method = FirstBlockCache(
+        threshold=10, warmup=2, tail=0, min_steps=0, max_streak=None, predictor=Newton(order=1)
+    )
+    outputs = Started(method).drive(math.nan, 1, 1, 1)
+    assert outputs[1:] == pytest.approx([30, 30, 30])
+
+
+def test_another_shape_is_computed_by_methods_that_do_not_look_at_tensors() -> None:
+    started = Started(LinearPlan(steps=3, compute=(0,)))
+    wide = torch.ones(2, 1, 1)
+    outputs = drive(started.model, started.handle, [ones(1)[0], wide, wide])
+    assert [len(output) for output in outputs] == [1, 2, 2]
+    assert started.pattern == "ccr"
+
+
+def test_teacache_computes_when_the_estimated_changes_reach_the_threshold() -> None:
+    method = TeaCache(threshold=0.25, coefficients=IDENTITY, **OPEN)
+    started = Started(method)
+    # Every input is 10% above the one before: 0.1, 0.2, then 0.3 is too much.
+    started.drive(*powers(1.1, 8))
+    assert started.pattern == "crrcrrcr"
+    values = [decision.value for decision in started.handle.report.decisions]
+    assert values[1:4] == pytest.approx([0.1, 0.2, 0.3], rel=1e-4)
+
+
+def test_teacache_puts_changes_through_its_polynomial_within_its_limits() -> None:
+    polynomial = ((2.0, 1.0), (0.0, 0.5))
+    assert estimate(polynomial, 0.25) == pytest.approx(1.5)
+    assert estimate(polynomial, 3.0) == pytest.approx(2.0)
+    assert estimate(((-1.0, 0.0), (0.0, 1.0)), 0.5) == 0.0
+
+
+def test_teacache_learns_in_the_first_generation_and_reuses_from_the_second() -> None:
+    started = Started(TeaCache(threshold=0.25, **OPEN))
+    inputs = [math.prod(1 + 0.02 * k for k in range(n)) for n in range(1, 14)]
+    assert started.drive(*inputs) == pytest.approx([30 * x for x in inputs])
+    assert started.pattern == "c" * 13
+    assert "learning how input and output change" in started.reasons
+    # The stack is linear, so the learnt polynomial is the identity.
+    started.drive(*powers(1.1, 8))
+    assert started.pattern == "crrcrrcr"
+
+
+def test_teacaches_fit_is_the_polynomial_that_made_the_points() -> None:
+    lesson = Lesson()
+    for number in range(12):
+        x = 0.05 * (number + 1)
+        lesson.note(float(-number), torch.tensor(x), torch.tensor(3 * x**2 + x))
+    found = fit([lesson])
+    assert found is not None
+    assert estimate(found, 0.33) == pytest.approx(3 * 0.33**2 + 0.33, rel=1e-3)
+    assert found[1] == pytest.approx((0.05, 0.6))
+    assert fit([Lesson()]) is None
+
+
+def test_magcache_adds_up_how_far_the_magnitude_is_off() -> None:
+    # Magnitudes fall by a tenth a step: errors 0.1, then 0.1 + 0.19, then + 0.271 is too much.
+    magnitudes = tuple((float(-k), k * math.log(0.9)) for k in range(10))
+    method = MagCache(threshold=0.3, retention=0.0, magnitudes=magnitudes, **OPEN)
+    started = Started(method)
+    started.drive(*[1.0] * 8)
+    assert started.pattern == "crrcrrcr"
+    values = [decision.value for decision in started.handle.report.decisions]
+    assert values[1:4] == pytest.approx([0.1, 0.29, 0.561])
+
+
+def test_magcache_learns_in_the_first_generation_what_it_uses_in_the_second() -> None:
+    started = Started(MagCache(threshold=0.3, retention=0.0, **OPEN))
+    started.drive(*powers(0.9, 8))
+    assert started.pattern == "c" * 8
+    started.drive(*powers(0.9, 8))
+    assert started.pattern == "crrcrrcr"
+
+
+def test_magcache_computes_the_first_share() -> None:
+    magnitudes = ((0.0, 0.0), (-20.0, 0.0))
+    method = MagCache(retention=0.25, magnitudes=magnitudes, **{**OPEN, "max_streak": None})
+    started = Started(method)
+    started.drive(*[1.0] * 8)
+    assert started.pattern == "ccrrrrrr"
+    assert started.reasons[1] == "retention"
+
+
+def test_magnitudes_are_read_between_and_held_beyond_the_known_levels() -> None:
+    known = ((1.0, 0.0), (0.5, -1.0), (0.0, -3.0))
+    assert [at(known, level) for level in (2.0, 0.75, 0.25, -1.0)] == [0.0, -0.5, -2.0, -3.0]
+
+
+def test_magnitudes_of_several_lessons_are_averaged_and_repeated_levels_dropped() -> None:
+    first, second = Lesson(), Lesson()
+    for level, change in ((1.0, 0.0), (0.5, -1.0), (0.5, 9.0), (0.0, -1.0)):
+        first.note(level, torch.tensor(change))
+    for level, change in ((1.0, 0.0), (0.0, -4.0)):
+        second.note(level, torch.tensor(change))
+    assert curve([first, second]) == ((1.0, 0.0), (0.5, -1.5), (0.0, -3.0))
+    assert curve([Lesson()]) is None
+
+
+def test_bwcache_tests_all_blocks_once_and_then_reuses_for_a_while() -> None:
+    # Every block's output grows by a tenth, so the mean change is 0.1. Reuse begins at step 2 with
+    # 10 left, so that nothing is reused from step 7 on.
+    method = BWCache(threshold=0.15, reuse=2, **{**OPEN, "warmup": 2})
+    started = Started(method)
+    started.drive(1, 1.1, *[1.1] * 10)
+    assert started.pattern == "ccrrcrrccccc"
+    assert started.handle.report.decisions[2].value == pytest.approx(0.1, rel=1e-3)
+    assert started.reasons[4] == "due for a test"
+    assert started.reasons[7] == "second half after reuse began"
+
+
+def test_bwcache_goes_on_computing_while_blocks_change() -> None:
+    started = Started(BWCache(threshold=0.15, reuse=2, **OPEN))
+    started.drive(*powers(1.2, 5))
+    assert started.pattern == "ccccc"
+    assert started.handle.report.decisions[4].value == pytest.approx(0.2, rel=1e-3)
+
+
+def test_bwcache_keeps_little_of_long_streams() -> None:
+    model = Chain(2, 3, 5)
+    handle = accel.patch(model, BWCache(**{**OPEN, "warmup": 2}))
+    long = torch.ones(1, 640, 4)
+    drive(model, handle, [long])
+    drive(model, handle, [long] * 3)
+    residual, sketches = 640 * 4 * 4, 3 * 64 * 4 * 4
+    assert handle.report.bytes_held == residual + sketches
+
+
+def test_observed_errors_move_the_threshold_towards_the_wanted_error() -> None:
+    # Held 28, true 56: an error of 0.5, four times what is wanted, so the threshold is halved.
+    options = {**OPEN, "max_streak": 1}
+    started = Started(FirstBlockCache(threshold=2.0, target_error=0.125, **options))
+    started.drive(1, 2, 2, 2)
+    assert started.pattern == "crcr"
+    assert started.reasons[1] == "change below 2"
+    assert started.reasons[3] == "change below 1"
+    # A quarter of what is wanted doubles it.
+    started = Started(FirstBlockCache(threshold=0.5, target_error=2.0, **options))
+    started.drive(1, 1.4, 2, 2)
+    assert started.reasons[3] == "change below 1"
+
+
+def test_a_steered_threshold_stays_within_eight_times() -> None:
+    options = {**OPEN, "max_streak": 1}
+    started = Started(FirstBlockCache(threshold=0.8, target_error=100.0, **options))
+    started.drive(*[1 + 0.01 * k for k in range(16)])
+    assert started.reasons[15] == "change below 6.4"
+
+
+NEEDS_POSITIVE = [
+    (TeaCache, {"threshold": -1.0}, "threshold"),
+    (TeaCache, {"coefficients": ()}, "coefficients is empty"),
+    (TeaCache, {"coefficients": (math.nan,)}, "coefficients"),
+    (TeaCache, {"limits": (-1.0, 2.0)}, "limits"),
+    (MagCache, {"threshold": math.nan}, "threshold"),
+    (MagCache, {"retention": 1.5}, "retention"),
+    (MagCache, {"magnitudes": ((0.0, 1.0),)}, "two or more"),
+    (MagCache, {"magnitudes": ((0.0, 1.0), (1.0, 0.0))}, "below the one before"),
+    (BWCache, {"threshold": "x"}, "threshold"),
+    (BWCache, {"reuse": 0}, "reuse"),
+    (FirstBlockCache, {"target_error": 0.0}, "target_error"),
+]
+
+
+@pytest.mark.parametrize(("method", "options", "message"), NEEDS_POSITIVE)
+def test_bad_options_are_refused(method: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(accel.OptionError, match=message):
+        method(**options)
+
+
+@pytest.mark.parametrize("method", [TeaCache(), MagCache(), BWCache()])
+def test_threshold_zero_keeps_nothing(method: Any) -> None:
+    started = Started(method.neutral())
+    assert started.drive(1, 1, 1) == [30, 30, 30]
+    assert started.handle.report.bytes_held == 0
+    assert set(started.reasons) == {"threshold 0"}
+
+
+def test_what_learns_nothing_cannot_be_calibrated() -> None:
+    with pytest.raises(accel.OptionError, match="BWCache needs no calibration"):
+        accel.calibrate(None, BWCache(), ["x"])
+    for prompts in ("x", []):
+        with pytest.raises(accel.OptionError, match="expected a list"):
+            accel.calibrate(None, MagCache(), prompts)
