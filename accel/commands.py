@@ -79,6 +79,8 @@ def calibrate(options: argparse.Namespace) -> int:
     """Prints every method with what it learnt about the model, ready for --method or Python."""
     source = find(options.model)
     shots, methods = _shots(source, options), choose(None, options.method)
+    for method in methods:
+        method.learning()  # refuses before anything is loaded
     pipe = source.load(options.device, options.dtype)
     prompts, arguments = [shot.prompt for shot in shots], shots[0].arguments
     for method in methods:

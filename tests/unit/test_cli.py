@@ -13,6 +13,7 @@ import accel
 from accel import commands, source
 from accel.bench import write_record
 from accel.cli import main
+from accel.method_text import parse_method
 from accel.shot import Shot
 from accel.source import Source
 from tests.unit.tiny_pictures import save_folder
@@ -276,6 +277,22 @@ def test_generate_reads_guidance_and_can_do_without_acceleration(
     shown = capsys.readouterr().out
     assert "'guidance_scale': 2.5" in shown
     assert "acceleration  none" in shown
+
+
+def test_calibrate_prints_a_method_that_needs_no_learning(model: str, capsys: Capture) -> None:
+    line = ["calibrate", "--model", model, "--size", "64", "--steps", "12", "--prompt", "a bag"]
+    learners = ["--method", "MagCache(threshold=0.5)", "--method", "TeaCache()"]
+    assert main([*line, *learners]) == 0
+    magnitudes, polynomial = map(parse_method, capsys.readouterr().out.splitlines())
+    assert magnitudes.threshold == 0.5
+    assert len(magnitudes.magnitudes) == 12
+    assert len(polynomial.coefficients) == 5
+
+
+@pytest.mark.usefixtures("no_loading")
+def test_calibrate_refuses_what_learns_nothing(capsys: Capture) -> None:
+    assert main(["calibrate", "--method", "BWCache()"]) == 2
+    assert "BWCache needs no calibration" in capsys.readouterr().err
 
 
 def test_compare_reads_prompts_from_a_file(
