@@ -27,6 +27,8 @@ RECORD_KEYS = frozenset(
 )
 """The keys that every record must have."""
 
+_RECORDS = ":(exclude,top,glob)**/records/*.json"
+
 PACKAGES = ("accelerate", "cache_dit", "triton", "xformers", "numpy", "pillow")
 """Distributions that may change a result, besides those that every report names."""
 
@@ -147,13 +149,14 @@ def write_atomically(path: Path, content: bytes) -> None:
 def commit() -> str:
     """Returns the git commit of the accel in use, "-dirty" appended if files are changed.
 
-    "unknown" where there is no git, or where accel is not run from a checkout of its own.
+    Records do not count: a run of several stages writes its own record more than once. "unknown" where there is no git, or where accel is not run from a checkout of its own.
     """
     folder = Path(__file__).parent
     head = _git(folder, "rev-parse", "HEAD")
     if head is None or _git(folder, "ls-files", "--error-unmatch", Path(__file__).name) is None:
         return "unknown"
-    return head + ("-dirty" if _git(folder, "status", "--porcelain", "-uno") else "")
+    changed = _git(folder, "status", "--porcelain", "-uno", "--", ":/", _RECORDS)
+    return head + ("-dirty" if changed else "")
 
 
 def device() -> str:

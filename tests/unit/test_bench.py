@@ -148,11 +148,17 @@ def test_commit_tells_changed_files_and_foreign_folders_apart(
     git("commit", "-qm", "first")
     module.write_text("")
     assert record.commit() == "unknown"
+    row = tmp_path / "records" / "one.json"
+    row.parent.mkdir()
+    row.write_text("")
     git("add", ".")
     git("commit", "-qm", "second")
     assert len(record.commit()) == 40
     module.write_text("changed")
     assert record.commit().endswith("-dirty")
+    git("checkout", "-q", ".")
+    row.write_text("{}")
+    assert len(record.commit()) == 40
 
 
 def test_device_names_the_processor_where_there_is_no_accelerator() -> None:
