@@ -87,14 +87,17 @@ class Call:
     @property
     def hidden(self) -> Tensor:
         """The visual stream that goes in, [B, N, C] in a transformer block."""
-        hidden: Tensor = self.argument(self.site.io.hidden)
+        site = self._layer.site
+        hidden: Tensor = site.get(site.io.hidden, self.args, self.kwargs)
         return hidden
 
     @property
     def context(self) -> Tensor | None:
         """The text stream that goes in, or None in a one-stream module."""
-        io = self.site.io
-        return None if io.context_index is None or io.context is None else self.argument(io.context)
+        site = self._layer.site
+        if site.io.context_index is None or site.io.context is None:
+            return None
+        return site.get(site.io.context, self.args, self.kwargs)  # type: ignore[no-any-return]  # what the model passes
 
     @property
     def streams(self) -> Streams:
@@ -103,15 +106,15 @@ class Call:
 
     def argument(self, name: str) -> Any:
         """The argument called `name`, however it was passed, or None where it is left out."""
-        return self.site.get(name, self.args, self.kwargs)
+        return self._layer.site.get(name, self.args, self.kwargs)
 
     def read(self, output: Any) -> Streams:
         """The streams in an output of this module."""
-        return self.site.io.read(output)
+        return self._layer.site.io.read(output)
 
     def write(self, streams: Streams) -> Any:
         """An output that the module itself might have returned."""
-        return self.site.io.write(streams)
+        return self._layer.site.io.write(streams)
 
     def local(self, owner: object, factory: Callable[[], Memo]) -> Memo:
         """State of `owner` for this site and branch, from first use to the generation's end."""

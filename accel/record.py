@@ -149,7 +149,8 @@ def write_atomically(path: Path, content: bytes) -> None:
 def commit() -> str:
     """Returns the git commit of the accel in use, "-dirty" appended if files are changed.
 
-    Records do not count: a run of several stages writes its own record more than once. "unknown" where there is no git, or where accel is not run from a checkout of its own.
+    Records do not count: a run of several stages writes its own record more than once. "unknown"
+    where there is no git, or where accel is not run from a checkout of its own.
     """
     folder = Path(__file__).parent
     head = _git(folder, "rev-parse", "HEAD")

@@ -102,6 +102,7 @@ class StackCache:
         self._segments = _segments(blocks[first:last])
         self._skippable = last - first
         self._blocks = len(blocks)
+        self._now: _Memory | None = None
 
     def bind(self, model: ModelSites) -> Iterator[Binding]:
         """Yields the hooks of the denoiser, the head and the middle."""
@@ -125,7 +126,8 @@ class StackCache:
             yield Binding(self._head[-1], partial(self._probe, first=False))
 
     def _memory(self, call: Call) -> _Memory:
-        return call.shared(self, self._new_memory)
+        # Asked for by every block, so looked up once a denoiser call; a lock keeps those apart.
+        return call.shared(self, self._new_memory) if self._now is None else self._now
 
     def _new_memory(self) -> _Memory:
         return _Memory(self._policy.new_state())
@@ -137,7 +139,11 @@ class StackCache:
         memory.skip, memory.start, memory.check = False, None, False
         memory.entry.clear()
         memory.skipped.clear()
-        return call.proceed()
+        self._now = memory
+        try:
+            return call.proceed()
+        finally:
+            self._now = None
 
     def _before(self, call: Call) -> Any:
         memory = self._memory(call)
