@@ -6,17 +6,25 @@ scheduler.
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from accel.copies import Overlay
 
 
 class Clock:
-    """Counts the model evaluations of one generation and knows how many there will be."""
+    """Counts the model evaluations of one generation and knows how many there will be.
+
+    Attributes:
+        scheduler: what counts, or None where somebody's own loop does.
+        after_step: called after every `scheduler.step`, when the clock has moved on: with the
+            clock, the latents that went in and those that came out, which may be written into.
+    """
 
     def __init__(
         self, num_steps: int | None = None, known_num_steps: Callable[[], int | None] | None = None
@@ -24,6 +32,8 @@ class Clock:
         self.step = 0
         self.steps_seen = 0
         self.num_steps = num_steps
+        self.scheduler: Any = None
+        self.after_step: list[Callable[[Clock, Tensor, Tensor], None]] = []
         self._offset = 0
         self._sigmas: tuple[float, ...] = ()
         self._begin_index: Callable[[], int | None] = lambda: None
@@ -38,6 +48,11 @@ class Clock:
         """Noise level of the current evaluation, or None where the schedule is unknown."""
         index = self._offset + self.step
         return self._sigmas[index] if index < len(self._sigmas) else None
+
+    @property
+    def starts_late(self) -> bool:
+        """Whether the generation leaves out the start of the schedule, as image-to-image does."""
+        return self._offset > 0
 
     def settle(self) -> None:
         """Fixes the number of evaluations; called at the first one.
@@ -56,6 +71,7 @@ class Clock:
     def watch(self, scheduler: Any, stack: ExitStack) -> None:
         """Wraps `set_timesteps` and `step` of this scheduler until the stack closes."""
         original_set, original_step = scheduler.set_timesteps, scheduler.step
+        self.scheduler = scheduler
         self._begin_index = lambda: getattr(scheduler, "begin_index", None)
 
         # Pipelines inspect the signatures of both, which functools.wraps keeps.
@@ -70,6 +86,10 @@ class Clock:
             result = original_step(*args, **kwargs)
             self.steps_seen += 1
             self.advance()
+            if self.after_step:
+                given = inspect.signature(original_step).bind(*args, **kwargs).arguments
+                for listener in self.after_step:
+                    listener(self, given["sample"], result[0])
             return result
 
         overlay = Overlay(scheduler, {"set_timesteps": set_timesteps, "step": step})

@@ -6,7 +6,8 @@ has set an instance `forward`.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from operator import itemgetter
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,7 +34,7 @@ class Call:
     A hook looks at it, changes it, lets it proceed, or answers in its place.
     """
 
-    __slots__ = ("_depth", "_layer", "args", "generation", "kwargs")
+    __slots__ = ("_depth", "_layer", "_uncompiled", "args", "generation", "kwargs")
 
     def __init__(
         self,
@@ -42,9 +43,12 @@ class Call:
         generation: "Generation",
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
+        *,
+        uncompiled: bool = False,
     ) -> None:
         self._layer = layer
         self._depth = depth
+        self._uncompiled = uncompiled
         self.generation = generation
         self.args = args
         self.kwargs = kwargs
@@ -57,7 +61,27 @@ class Call:
             args, kwargs = site.put(site.io.hidden, streams.hidden, args, kwargs)
             if site.io.context_index is not None and site.io.context is not None:
                 args, kwargs = site.put(site.io.context, streams.context, args, kwargs)
-        return self._layer.run(self._depth, self.generation, args, kwargs)
+        return self._layer.run(
+            self._depth, self.generation, args, kwargs, uncompiled=self._uncompiled
+        )
+
+    def proceed_with(self, inner: Iterable[tuple[Site, Hook]]) -> Any:
+        """The output of the hooks below and the module, with hooks on modules inside of it.
+
+        They are on for this one call. A compiled module has no place for them in its graph, so it
+        runs uncompiled.
+        """
+        with ExitStack() as stack:
+            for site, hook in inner:
+                layer = Layer(site, self._layer.session)
+                stack.callback(layer.remove)
+                layer.add(0, hook)
+            self._uncompiled = True
+            return self.proceed()
+
+    def change(self, name: str, value: Any) -> None:
+        """Gives the argument called `name` another value for the hooks below and the module."""
+        self.args, self.kwargs = self.site.put(name, value, self.args, self.kwargs)
 
     @property
     def site(self) -> Site:
@@ -196,14 +220,29 @@ class Layer:
         self._overlay.remove()
 
     def run(
-        self, depth: int, generation: "Generation", args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        depth: int,
+        generation: "Generation",
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        uncompiled: bool = False,
     ) -> Any:
         """Runs the hooks from `depth` on, then the module."""
         chain = self._chain
         self.fired = True
         if depth == len(chain):
-            return self.inner(*args, **kwargs)
-        return chain[depth](Call(self, depth + 1, generation, args, kwargs))
+            return (self._eager if uncompiled else self.inner)(*args, **kwargs)
+        return chain[depth](Call(self, depth + 1, generation, args, kwargs, uncompiled=uncompiled))
+
+    @property
+    def _eager(self) -> Callable[..., Any]:
+        module = self.site.module
+        original = getattr(module, "_orig_mod", module)
+        if self._entry == "forward" and original is module:
+            return self.inner
+        eager: Callable[..., Any] = original._call_impl  # noqa: SLF001 -- torch has no public name
+        return eager
 
 
 def _wrapper(layer: Layer) -> Callable[..., Any]:

@@ -32,8 +32,9 @@ class Decision:
         value: the measured change that was compared with the threshold, if one was.
         error: relative L1 distance between what would have been predicted and what a computed call
             gave, where reuse went before it.
-        blocks_run: transformer blocks that ran.
-        blocks_skipped: transformer blocks that did not.
+        blocks_run: transformer blocks that ran; in a UNet layers, each a resnet and what follows
+            it.
+        blocks_skipped: those that did not.
     """
 
     step: int

@@ -21,6 +21,7 @@ class Kind(StrEnum):
     DOWN = "down"
     MID = "mid"
     UP = "up"
+    LAYER = "layer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +176,18 @@ class ModelSites:
             f"{found}. Choose a method for this kind of model (`accel.methods()` lists them)"
             + (", or fewer head and tail blocks." if self.blocks else ".")
         )
+
+    def require_unet(self, method: str) -> None:
+        """Checks that the model has down and up blocks.
+
+        Raises:
+            AccelUnsupportedError: if it has none.
+        """
+        if not self.down or not self.up:
+            raise AccelUnsupportedError(
+                f"{method} needs the down and up blocks of a UNet, but {self.name} has none. "
+                "Choose a method for this kind of model (`accel.methods()` lists them)."
+            )
 
 
 Hook = Callable[[Any], Any]

@@ -34,6 +34,7 @@ _UNET = ModelSpec(unet=True)
 
 DENOISERS: dict[str, ModelSpec] = {
     "AllegroTransformer3DModel": _ONE_STACK,
+    "AudioLDM2UNet2DConditionModel": _UNET,
     "AuraFlowTransformer2DModel": ModelSpec(
         ("joint_transformer_blocks", "single_transformer_blocks")
     ),
@@ -45,13 +46,22 @@ DENOISERS: dict[str, ModelSpec] = {
     "Flux2Transformer2DModel": _TWO_STACKS,
     "HunyuanImageTransformer2DModel": _TWO_STACKS,
     "HunyuanVideoTransformer3DModel": _TWO_STACKS,
+    "I2VGenXLUNet": _UNET,
+    "Kandinsky3UNet": _UNET,
     "LTXVideoTransformer3DModel": _ONE_STACK,
     "MochiTransformer3DModel": _ONE_STACK,
     "PixArtTransformer2DModel": _ONE_STACK,
     "QwenImageTransformer2DModel": _ONE_STACK,
     "SD3Transformer2DModel": _ONE_STACK,
     "SanaTransformer2DModel": _ONE_STACK,
+    "StableCascadeUNet": _UNET,
+    "UNet1DModel": _UNET,
     "UNet2DConditionModel": _UNET,
+    "UNet2DModel": _UNET,
+    "UNet3DConditionModel": _UNET,
+    "UNetControlNetXSModel": _UNET,
+    "UNetMotionModel": _UNET,
+    "UNetSpatioTemporalConditionModel": _UNET,
     "WanTransformer3DModel": ModelSpec(("blocks",)),
 }
 

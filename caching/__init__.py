@@ -2,6 +2,8 @@
 
 from caching.bw_cache import BWCache
 from caching.db_cache import DBCache
+from caching.deep_cache import DeepCache
+from caching.faster_diffusion import FasterDiffusion
 from caching.first_block_cache import FirstBlockCache
 from caching.forecasters import DMD, FoCa
 from caching.linear_plan import LinearPlan
@@ -13,6 +15,8 @@ __all__ = [
     "DMD",
     "BWCache",
     "DBCache",
+    "DeepCache",
+    "FasterDiffusion",
     "FirstBlockCache",
     "FoCa",
     "Hold",

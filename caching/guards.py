@@ -16,11 +16,20 @@ def must_compute(call: Call, *, warmup: int, tail: int, min_steps: int) -> str |
         min_steps: schedules of at most this many evaluations compute throughout: distilled models
             spend each of them on a large change.
     """
-    steps = call.num_steps
+    return place_computes(call.step, call.num_steps, warmup=warmup, tail=tail, min_steps=min_steps)
+
+
+def place_computes(
+    step: int, steps: int | None, *, warmup: int, tail: int, min_steps: int
+) -> str | None:
+    """Why evaluation `step` of `steps` is computed for its place alone, or None if it need not be.
+
+    The options are those of `must_compute`.
+    """
     if steps is not None and steps <= min_steps:
         return f"only {steps} steps"
-    if call.step < warmup:
+    if step < warmup:
         return "warm-up"
-    if steps is not None and call.step >= steps - tail:
+    if steps is not None and step >= steps - tail:
         return "last steps"
     return None

@@ -27,14 +27,19 @@ _ENGAGING: dict[str, dict[str, Any]] = {
     },
     "BWCache": {"threshold": 10.0, "reuse": 2, **_OPEN},
     "LinearPlan": {"compute": (0, 1, 3, 6, 9), "weights": ((2, (1.5, -0.5)),)},
+    "DeepCache": {"interval": 2, "min_steps": 0},
+    "FasterDiffusion": {"every": 2, "min_steps": 0},
 }
 # The kinds of denoiser a method is made for; one that is not listed is made for transformers.
-_FAMILIES: dict[str, frozenset[str]] = {}
+_FAMILIES: dict[str, frozenset[str]] = {
+    "DeepCache": frozenset({"unet"}),
+    "FasterDiffusion": frozenset({"unet"}),
+}
 
 # One pipeline per way of guiding and of numbering steps, for the tests that need many generations.
 FEW = ("flux_img2img", "flux_true_cfg", "sd3_skip_layer", "sd15", "wan_two_stage")
 # The same with schedulers and videos that count or shape differently.
-VARIED = (*FEW, "cogvideox", "dit_heun", "pixart")
+VARIED = (*FEW, "cogvideox", "dit_heun", "pixart", "sd15_img2img")
 # For what depends on the modules alone: one and two streams, one and two denoisers, a UNet.
 MODULES = ("flux_true_cfg", "sd15", "wan_two_stage")
 

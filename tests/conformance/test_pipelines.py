@@ -105,13 +105,13 @@ def test_an_image_to_image_run_counts_the_steps_it_makes(
 
 SIBLINGS = [
     ("flux", "FluxImg2ImgPipeline", "flux_img2img"),
-    ("sd15", "StableDiffusionImg2ImgPipeline", None),
+    ("sd15", "StableDiffusionImg2ImgPipeline", "sd15_img2img"),
 ]
 
 
 @pytest.mark.parametrize(("source", "cls", "same_as"), SIBLINGS)
 def test_from_pipe_siblings_are_real_show_the_shared_patch_and_work(
-    source: str, cls: str, same_as: str | None
+    source: str, cls: str, same_as: str
 ) -> None:
     case = CASES[source]
     for _, name in _methods_for(case):
@@ -124,21 +124,21 @@ def test_from_pipe_siblings_are_real_show_the_shared_patch_and_work(
         assert name in str(status)
         handle.unpatch()
         assert name not in str(accel.status(sibling))
-        if same_as is not None:
-            sibling.set_progress_bar_config(disable=True)
-            assert torch.equal(CASES[same_as].run(sibling), fresh(CASES[same_as]))
+        sibling.set_progress_bar_config(disable=True)
+        assert torch.equal(CASES[same_as].run(sibling), fresh(CASES[same_as]))
 
 
 def _methods_for(case: Case) -> list[tuple[Case, str]]:
     return [(param.values[0], param.values[1]) for param in pairs((case.name,)).args[1]]
 
 
-@pairs(("flux",))
+@pairs(("flux", "sd15"))
 def test_a_sibling_can_be_patched_beside_its_source(case: Case, name: str) -> None:
     method = engaging(name)
-    other = CASES["flux_img2img"]
+    cls, other_name = next(rest for source, *rest in SIBLINGS if source == case.name)
+    other = CASES[other_name]
     pipe, handle = patched(case, method)
-    sibling = diffusers.FluxImg2ImgPipeline.from_pipe(pipe)
+    sibling = getattr(diffusers, cls).from_pipe(pipe)
     sibling.set_progress_bar_config(disable=True)
     before = traces(sibling)["<pipe>"]
     # One denoiser has one patch, which now drives both pipelines.

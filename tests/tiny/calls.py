@@ -156,5 +156,17 @@ def sd(request: Request) -> dict[str, Any]:
     return _text(request) | _image(request) | {"guidance_scale": request.guidance}
 
 
+def sd_img2img(request: Request) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(77)
+    image = torch.randn(4, request.height // 8, request.width // 8, generator=generator)
+    given = sd(request) | {"image": image.expand(request.batch, -1, -1, -1), "strength": 0.7}
+    # The size is the image's.
+    return {name: value for name, value in given.items() if name not in {"height", "width"}}
+
+
+def animatediff(request: Request) -> dict[str, Any]:
+    return sd(request) | {"num_frames": 2}
+
+
 def sdxl(request: Request) -> dict[str, Any]:
     return sd(request) | _pooled(request)

@@ -6,7 +6,7 @@ from typing import Any
 
 import diffusers
 
-from tests.tiny import calls, models
+from tests.tiny import calls, models, unets
 from tests.tiny.cases import Case, Pipeline
 from tests.tiny.models import Denoiser
 
@@ -195,6 +195,23 @@ _ALL = (
         other_scheduler=_heun_from,
     ),
     Case(
+        "sd15_img2img",
+        _maker(
+            "StableDiffusionImg2ImgPipeline",
+            models.unet,
+            ddim,
+            "unet",
+            **_UNET,
+        ),
+        calls.sd_img2img,
+        cfg="batched",
+        family="unet",
+        denoiser_names=("unet",),
+        # Here strength 0.7 keeps seven tenths of the steps, rounded down.
+        evaluations=lambda steps: int(steps * 0.7),
+        fewest_steps=2,
+    ),
+    Case(
         "sdxl",
         _maker(
             "StableDiffusionXLPipeline",
@@ -203,6 +220,14 @@ _ALL = (
             "unet",
         ),
         calls.sdxl,
+        cfg="batched",
+        family="unet",
+        denoiser_names=("unet",),
+    ),
+    Case(
+        "animatediff",
+        _maker("AnimateDiffPipeline", unets.motion, ddim, "unet"),
+        calls.animatediff,
         cfg="batched",
         family="unet",
         denoiser_names=("unet",),

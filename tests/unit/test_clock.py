@@ -85,6 +85,41 @@ def test_the_pipelines_own_count_wins_where_the_scheduler_cannot_tell():
     assert clock.num_steps == 3
 
 
+@pytest.mark.parametrize(
+    "scheduler",
+    [DDIMScheduler(), FlowMatchEulerDiscreteScheduler(), FlowMatchHeunDiscreteScheduler()],
+)
+@pytest.mark.parametrize("as_tuple", [True, False])
+def test_listeners_see_the_latents_of_every_step_and_may_write_into_them(scheduler, as_tuple):
+    clock, seen = Clock(), []
+
+    def listen(which, sample, latents):
+        seen.append((which.step, float(sample.sum())))
+        latents.fill_(which.step)
+
+    clock.after_step.append(listen)
+    with ExitStack() as stack:
+        clock.watch(scheduler, stack)
+        scheduler.set_timesteps(3)
+        latents = X
+        for t in scheduler.timesteps:
+            output = scheduler.step(X, t, sample=latents, return_dict=not as_tuple)
+            latents = output[0] if as_tuple else output.prev_sample
+    count = len(scheduler.timesteps)
+    # Each listener call sees what the one before left: 16 numbers of the number of the step.
+    assert seen == [(step + 1, 16.0 * step) for step in range(count)]
+    assert clock.scheduler is scheduler
+
+
+def test_only_a_generation_that_leaves_out_the_start_starts_late():
+    for start, late in ((0, False), (3, True)):
+        clock, scheduler = Clock(), FlowMatchEulerDiscreteScheduler()
+        with ExitStack() as stack:
+            clock.watch(scheduler, stack)
+            run(scheduler, 5, clock, start=start)
+        assert clock.starts_late is late
+
+
 def test_signatures_that_pipelines_inspect_stay():
     import inspect
 

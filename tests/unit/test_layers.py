@@ -9,6 +9,7 @@ import pytest
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 
 from accel.clock import Clock
 from accel.errors import AccelUnsupportedError
@@ -76,6 +77,105 @@ def test_a_one_stream_module_runs_on_the_stream_it_is_given():
     module = Scale(2)
     layered(module, (0, lambda call: call.proceed(Streams(call.hidden + 4))))
     assert float(module(X)) == 10
+
+
+@pytest.mark.parametrize("keyword", [False, True])
+def test_an_argument_can_be_changed_for_the_hooks_below_and_the_module(keyword):
+    module, seen = Scale(2), []
+
+    def change(call):
+        call.change("hidden_states", call.hidden + 4)
+        return call.proceed()
+
+    def note(call):
+        seen.append(float(call.hidden))
+        return call.proceed()
+
+    layered(module, (0, change), (1, note))
+    assert float(module(hidden_states=X) if keyword else module(X)) == 10
+    assert seen == [5]
+
+
+class Times(nn.Module):
+    """A module that multiplies and, unlike `Scale`, keeps no count that a graph would depend on."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(float(factor)), requires_grad=False)
+
+    def forward(self, hidden_states):
+        return hidden_states * self.factor
+
+
+class Twice(nn.Module):
+    """A block of two modules, 6 times its input."""
+
+    def __init__(self, part=Scale):
+        super().__init__()
+        self.parts = nn.ModuleList([part(2), part(3)])
+
+    def forward(self, hidden_states):
+        return self.parts[1](self.parts[0](hidden_states))
+
+
+def inner_hooks(module, *hooks):
+    return [
+        (Site(Kind.LAYER, f"parts.{index}", part), hook)
+        for index, (part, hook) in enumerate(zip(module.parts, hooks, strict=True))
+    ]
+
+
+def test_hooks_inside_of_a_module_are_on_for_one_call_only():
+    module = Twice()
+    before = [dict(part.__dict__) for part in module.parts]
+    hooks = inner_hooks(module, lambda call: call.hidden, lambda call: call.proceed() + 1)
+    layered(
+        module,
+        (0, lambda call: call.proceed_with(hooks) if float(call.hidden) == 1 else call.proceed()),
+        (1, lambda call: call.proceed() * 10),
+    )
+    assert float(module(X)) == 40
+    assert [dict(part.__dict__) for part in module.parts] == [
+        {**attributes, "calls": part.calls}
+        for attributes, part in zip(before, module.parts, strict=True)
+    ]
+    assert [part.calls for part in module.parts] == [0, 1]
+    assert float(module(X * 2)) == 120
+
+
+def test_hooks_inside_of_a_module_come_off_when_it_fails():
+    module = Twice()
+    before = [dict(part.__dict__) for part in module.parts]
+
+    def fail(_):
+        raise ZeroDivisionError("the part failed")
+
+    hooks = inner_hooks(module, fail, fail)
+    layered(module, (0, lambda call: call.proceed_with(hooks)))
+    with pytest.raises(ZeroDivisionError, match="the part failed"):
+        module(X)
+    assert [dict(part.__dict__) for part in module.parts] == before
+
+
+@pytest.mark.parametrize("how", ["in_place", "wrapped"])
+def test_a_compiled_module_runs_uncompiled_with_hooks_inside_and_compiled_without(how):
+    inner, counter = Twice(Times), CompileCounter()
+    if how == "in_place":
+        inner.compile(backend=counter, fullgraph=True)
+        module = inner
+    else:
+        module = torch.compile(inner, backend=counter, fullgraph=True)
+    hooks = inner_hooks(inner, lambda call: call.hidden, lambda call: call.proceed() + 1)
+    step = []
+    layered(
+        module,
+        (0, lambda call: call.proceed_with(hooks) if len(step) % 2 else call.proceed()),
+        (1, lambda call: call.proceed() * 10),
+    )
+    for expected in (60, 40, 60, 40):
+        assert float(module(X)) == expected
+        step.append(1)
+    assert counter.frame_count == 1
 
 
 def test_a_call_tells_where_it_happens():
