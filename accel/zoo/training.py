@@ -173,6 +173,8 @@ class Run(Generic[B]):
 
     def __post_init__(self) -> None:
         """Copy the weights to be averaged, and continue from a checkpoint if there is one."""
+        # Before the first checkpoint would have to, minutes later.
+        self.out.mkdir(parents=True, exist_ok=True)
         self.ema = copy.deepcopy(self.learner)
         self.learner.use_training_attention()
         for block in self.learner.compiled_blocks() if self.compiled else ():

@@ -89,8 +89,8 @@ def test_training_goes_through_its_stages_and_ends_with_the_time(tmp_path: Path)
     def pool(stage: Stage, _seed: int) -> Counting:
         return pools.setdefault(stage.name, Counting())
 
-    run = Run("toy", tmp_path, Toy())
-    assert train(run, STAGES, pool, minutes=1.0) == tmp_path / "toy"
+    run = Run("toy", tmp_path / "new" / "run", Toy())
+    assert train(run, STAGES, pool, minutes=1.0) == tmp_path / "new" / "run" / "toy"
     assert run.step == 10
     assert run.samples == {"small": 20, "whole": 10}
     assert pools["small"].grown == [7, 1, 1, 1, 1, 1]
