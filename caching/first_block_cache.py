@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
-from accel.errors import OptionError
+from accel.errors import AccelUnsupportedError, OptionError
 from accel.method import Binding, Claim, Method, Tunable, require_number
 from accel.sites import ModelSites
 from caching.predictor import Hold, Predictor
@@ -83,10 +83,16 @@ class FirstBlockCache(Method):
 
         Raises:
             AccelUnsupportedError: if the model has no stack of at least one probed and one
-                skippable block.
+                skippable block, or tail blocks that would get stale inputs.
         """
         head, tail_blocks = self.probes()
-        blocks = model.require_blocks(type(self).__name__, head + tail_blocks + 1)
+        name = type(self).__name__
+        blocks = model.require_blocks(name, head + tail_blocks + 1)
+        if tail_blocks and not model.direct:
+            raise AccelUnsupportedError(
+                f"{name}: tail_blocks is {tail_blocks}, but the last blocks of {model.name} may "
+                "need what earlier ones returned, which skipped blocks do not. Use tail_blocks=0."
+            )
         rule = StackRule(
             head=head,
             tail_blocks=tail_blocks,

@@ -3,7 +3,29 @@
 Shared by every method that skips between steps.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from accel.layers import Call
+
+
+def given(call: Call) -> dict[str, Any]:
+    """What kind of inputs a denoiser call carries, to be compared with those of another.
+
+    Words and switches count with their value, lists with their length, all else by being there.
+    ControlNet residuals that end half-way, or a key/value cache that is written first and read
+    later, make a call unlike the one before it, whatever a method measures inside.
+    """
+    named = dict(zip(call.site.positions, call.args, strict=False)) | dict(call.kwargs)
+    return {name: _kind(value) for name, value in named.items() if value is not None}
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {key: _kind(entry) for key, entry in value.items() if entry is not None}
+    return len(value) if isinstance(value, Sequence) else type(value)
 
 
 def must_compute(call: Call, *, warmup: int, tail: int, min_steps: int) -> str | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from accel.layers import Call
 from accel.method import Binding
 from accel.sites import ModelSites, Site, Streams, alike
-from caching.guards import must_compute
+from caching.guards import given, must_compute
 from caching.predictor import Predictor, Sample
 from caching.snapshot import Snapshot
 
@@ -46,6 +46,9 @@ class _Memory:
     residuals: dict[int, deque[Sample]] = field(default_factory=dict)
     finite: Tensor | None = None
     streak: int = 0
+    # The kinds of inputs that the model had at the last compute, and has now.
+    given: dict[str, Any] | None = None
+    now: dict[str, Any] | None = None
     # Whether a block was seen to write into its input, so that snapshots must be copies.
     copied: bool = False
     # Of the current denoiser call:
@@ -115,6 +118,7 @@ class StackCache:
         # A model may leave blocks out of a call (skip-layer guidance), so nothing of an earlier
         # call may survive.
         memory.skip, memory.start, memory.check = False, None, False
+        memory.now = given(call) if self.rule.threshold > 0 else None
         memory.entry.clear()
         memory.skipped.clear()
         return call.proceed()
@@ -150,7 +154,7 @@ class StackCache:
             self._note_reuse(call, memory, value)
         else:
             self._note_compute(call, memory, reason, value)
-            memory.probe, memory.scale = change, None
+            memory.probe, memory.scale, memory.given = change, None, memory.now
 
     def _note_reuse(self, call: Call, memory: _Memory, value: float | None) -> None:
         memory.streak += 1
@@ -190,6 +194,8 @@ class StackCache:
             return placed, None
         if memory.probe is None or len(memory.residuals) < len(self._segments):
             return "nothing to reuse yet", None
+        if memory.given != memory.now:
+            return "other inputs", None
         if refuse is not None:
             return refuse, None
         return self._compare(memory, memory.probe, change)
@@ -235,7 +241,15 @@ class StackCache:
         if entry is None:
             memory.residuals.pop(number, None)
             return
-        residual = (call.read(output) - entry).detach()
+        left = call.read(output)
+        if left.hidden.shape != entry.hidden.shape:
+            call.generation.timeline.warn(
+                f"{call.site.path} ends in another shape than the skippable blocks begin in; "
+                "another number of head or tail blocks may not"
+            )
+            memory.residuals.pop(number, None)
+            return
+        residual = (left - entry).detach()
         samples = memory.residuals.setdefault(number, deque(maxlen=self.rule.predictor.depth))
         if samples and not samples[-1].value.matches(residual):
             samples.clear()
@@ -254,7 +268,7 @@ class StackCache:
 def _segments(blocks: Sequence[Site]) -> list[list[Site]]:
     segments: list[list[Site]] = []
     for site in blocks:
-        if segments and segments[-1][-1].io == site.io:
+        if segments and (last := segments[-1][-1]).io == site.io and last.segment == site.segment:
             segments[-1].append(site)
         else:
             segments.append([site])
