@@ -125,9 +125,7 @@ def _block_io(passages: Sequence[Passage], following: Mapping[int, Passage]) -> 
     )
 
 
-def _linked(
-    passages: Sequence[Passage], following: Mapping[int, Passage]
-) -> dict[Position, str]:
+def _linked(passages: Sequence[Passage], following: Mapping[int, Passage]) -> dict[Position, str]:
     """The outputs that the next block of the list gets as they are, by its argument's name."""
     votes: dict[Position, Counter[str]] = {}
     for passage in passages:

@@ -230,8 +230,10 @@ class Probe:
                     _replace(overlays, site, _answering(site, answer))
             problem = _difference(again, output)
         if problem:
-            behind = f"when the blocks behind {first} answer what they answered before"
-            raise AccelUnsupportedError(_refusal(self.module, f"{behind}, {problem}"))
+            raise AccelUnsupportedError(
+                f"accel does not know {type(self.module).__name__}, and cannot skip its blocks: "
+                f"when those behind {first} answer what they answered before, {problem}."
+            )
 
 
 def _stack(name: str, watched: _Watched) -> Stack:
@@ -300,10 +302,10 @@ def _difference(again: Callable[[], Any], output: Any) -> str:
         with torch.no_grad(), torch.random.fork_rng(devices):
             found = list(_flat(again()))
     except Exception as error:  # noqa: BLE001 -- whatever it is, it says that the model cannot be skipped
-        return f"the model fails ({type(error).__name__}: {error})"
+        return f"it fails ({type(error).__name__}: {error})"
     if len(found) == len(expected) and all(map(_same, found, expected)):
         return ""
-    return "the model does not give its output again: something else in them matters"
+    return "it gives another output, so more of them matters than the streams that accel knows"
 
 
 def _flat(output: Any) -> Iterator[Tensor]:

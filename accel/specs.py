@@ -48,7 +48,7 @@ DENOISERS: dict[str, ModelSpec] = {
     "DiTTransformer2DModel": _ONE_STACK,
     "FluxTransformer2DModel": _TWO_STACKS,
     "Flux2Transformer2DModel": _TWO_STACKS,
-    # Its later half gets what its earlier half returned; ControlNet residuals are used up on the way.
+    # Its later half gets what its earlier half returned.
     "HunyuanDiT2DModel": ModelSpec(("blocks",), direct=False),
     "HunyuanImageTransformer2DModel": _TWO_STACKS,
     "HunyuanVideoTransformer3DModel": _TWO_STACKS,

@@ -10,11 +10,17 @@ from diffusers import ModelMixin
 
 # Where diffusers keeps its denoisers.
 _PACKAGES = ("diffusers.models.transformers", "diffusers.models.unets")
+_OLD = "diffusers.pipelines.deprecated"
 # Denoisers that it keeps elsewhere, beside the pipelines or models that need them.
 _ELSEWHERE = (
     ("diffusers.models.transformers.dual_transformer_2d", "DualTransformer2DModel"),
     ("diffusers.models.controlnets.controlnet_xs", "UNetControlNetXSModel"),
     ("diffusers.pipelines.audioldm2.modeling_audioldm2", "AudioLDM2UNet2DConditionModel"),
+    (f"{_OLD}.unidiffuser.modeling_uvit", "UTransformer2DModel"),
+    (f"{_OLD}.unidiffuser.modeling_uvit", "UniDiffuserModel"),
+    (f"{_OLD}.versatile_diffusion.modeling_text_unet", "UNetFlatConditionModel"),
+    (f"{_OLD}.wuerstchen.modeling_wuerstchen_diffnext", "WuerstchenDiffNeXt"),
+    (f"{_OLD}.wuerstchen.modeling_wuerstchen_prior", "WuerstchenPrior"),
 )
 # Other things that live among them: weights for another model, which denoise nothing themselves.
 _NOT_DENOISERS = frozenset({"MotionAdapter"})

@@ -95,7 +95,7 @@ def rotary(tokens: int, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def flow_inputs(channels: int, axes: int = 3, **others: Any) -> dict[str, Any]:
-    """Returns what models shaped like Flux take: packed tokens and the positions of both streams."""
+    """Returns what models shaped like Flux take: packed tokens, and where both streams are."""
     return {
         "hidden_states": rand(1, 16, channels),
         "encoder_hidden_states": text(),

@@ -193,6 +193,48 @@ PARTS = (
     ),
 )
 
+_U_SHAPED: dict[str, Any] = {
+    "num_attention_heads": 2,
+    "attention_head_dim": 8,
+    "in_channels": 4,
+    "out_channels": 4,
+    "num_layers": 6,
+    "sample_size": 8,
+    "patch_size": 2,
+}
+
+OLD = (
+    Entry(
+        "UTransformer2DModel",
+        tiny("UTransformer2DModel", **_U_SHAPED, use_patch_pos_embed=True),
+        lambda: {"hidden_states": rand(1, 16, 16), "hidden_states_is_embedding": True},
+    ),
+    Entry(
+        "UniDiffuserModel",
+        tiny(
+            "UniDiffuserModel",
+            **_U_SHAPED,
+            text_dim=TEXT_DIM,
+            clip_img_dim=12,
+            num_text_tokens=TOKENS,
+        ),
+        lambda: {
+            "latent_image_embeds": rand(1, 4, 8, 8),
+            "image_embeds": pooled()[:, None],
+            "prompt_embeds": text(),
+            "timestep_img": 500,
+            "timestep_text": 500,
+        },
+        moving="latent_image_embeds",
+    ),
+    Entry(
+        "WuerstchenPrior",
+        tiny("WuerstchenPrior", c_in=4, c=16, c_cond=TEXT_DIM, c_r=8, depth=2, nhead=2),
+        lambda: {"x": rand(1, 4, 4, 4), "r": at_time(0.5), "c": text()},
+        moving="x",
+    ),
+)
+
 
 def _cosmos3() -> dict[str, Any]:
     frames, height, width = 2, 2, 2
