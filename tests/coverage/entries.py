@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from tests.coverage import images, others, videos
+from tests.coverage import images, others, packed, videos, wan
 from tests.coverage.entry import Entry
 
 _GROUPS = (
-    images.PACKED,
-    images.UNPACKED,
-    videos.WAN,
-    videos.HUNYUAN,
+    packed.PACKED,
+    images.IMAGES,
+    wan.WAN,
+    wan.HUNYUAN,
     videos.COG,
     videos.OTHER,
     others.SOUND,
