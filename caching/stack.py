@@ -13,11 +13,13 @@ from torch import Tensor
 from accel.layers import Call
 from accel.method import Binding
 from accel.sites import ModelSites, Site, Streams, alike
-from caching.guards import given, must_compute
+from caching.guards import control, given, must_compute
 from caching.predictor import Predictor, Sample
 from caching.snapshot import Snapshot
 
 _FOLLOWS = "as the other branch of this step"
+# A ControlNet whose residuals grow or shrink tenfold since the last compute does not just drift.
+_SWITCHED = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,14 @@ class StackRule:
     predictor: Predictor
 
 
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """What a denoiser call was given beside the picture."""
+
+    kinds: dict[str, Any]
+    control: Tensor | None
+
+
 @dataclass(slots=True)
 class _Memory:
     """State of one guidance branch during one generation."""
@@ -46,9 +56,8 @@ class _Memory:
     residuals: dict[int, deque[Sample]] = field(default_factory=dict)
     finite: Tensor | None = None
     streak: int = 0
-    # The kinds of inputs that the model had at the last compute, and has now.
-    given: dict[str, Any] | None = None
-    now: dict[str, Any] | None = None
+    # What inputs the model had at the last compute, and how strong a ControlNet was.
+    given: _Inputs | None = None
     # Whether a block was seen to write into its input, so that snapshots must be copies.
     copied: bool = False
     # Of the current denoiser call:
@@ -57,6 +66,7 @@ class _Memory:
     entry: dict[int, Snapshot] = field(default_factory=dict)
     skipped: dict[int, Streams] = field(default_factory=dict)
     check: bool = False
+    now: _Inputs | None = None
 
     def intact(self, snapshot: Snapshot | None) -> Streams | None:
         """The kept streams, or None if there are none or a block wrote into them."""
@@ -118,7 +128,7 @@ class StackCache:
         # A model may leave blocks out of a call (skip-layer guidance), so nothing of an earlier
         # call may survive.
         memory.skip, memory.start, memory.check = False, None, False
-        memory.now = given(call) if self.rule.threshold > 0 else None
+        memory.now = _Inputs(given(call), control(call)) if self.rule.threshold > 0 else None
         memory.entry.clear()
         memory.skipped.clear()
         return call.proceed()
@@ -194,7 +204,7 @@ class StackCache:
             return placed, None
         if memory.probe is None or len(memory.residuals) < len(self._segments):
             return "nothing to reuse yet", None
-        if memory.given != memory.now:
+        if memory.given is None or memory.now is None or memory.given.kinds != memory.now.kinds:
             return "other inputs", None
         if refuse is not None:
             return refuse, None
@@ -210,11 +220,24 @@ class StackCache:
             return f"{memory.streak} skips in a row", None
         if memory.scale is None:
             memory.scale = _scale(kept, memory.finite, rule.batch)
-        # The one place where a decision waits for the device.
-        value = float((_size(change - kept, rule.batch) / memory.scale).max())
+        value, switched = self._measure(memory, change - kept, memory.scale)
+        if switched:
+            return "ControlNet switched on or off", None
         if value < rule.threshold:
             return None, value
         return ("non-finite" if math.isnan(value) else f"change at least {rule.threshold:g}"), value
+
+    def _measure(self, memory: _Memory, moved: Tensor, scale: Tensor) -> tuple[float, bool]:
+        """The relative change, and whether a ControlNet was switched on or off."""
+        value = (_size(moved, self.rule.batch) / scale).max()
+        was = None if memory.given is None else memory.given.control
+        now = None if memory.now is None else memory.now.control
+        if was is None or now is None:
+            # The one place where a decision waits for the device, this way or that.
+            return float(value), False
+        switched = (now > _SWITCHED * was) | (was > _SWITCHED * now)
+        measured = torch.stack([value, switched.to(value)]).tolist()
+        return measured[0], measured[1] > 0
 
     def _middle(self, call: Call, *, number: int, ends: tuple[bool, bool]) -> Any:
         memory = self._memory(call)
