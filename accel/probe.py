@@ -30,11 +30,12 @@ def candidate_lists(module: nn.Module) -> dict[str, tuple[Site, ...]]:
     name = type(module).__name__
     if name in REFUSED:
         raise AccelUnsupportedError(f"accel leaves {name} alone: {REFUSED[name]}.")
-    if hasattr(module, "down_blocks") and hasattr(module, "up_blocks"):
+    parts = (module, *module.children())
+    if any(hasattr(part, side) for part in parts for side in ("down_blocks", "up_blocks")):
         raise AccelUnsupportedError(
-            f"{name} is a UNet that accel does not know: its `down_blocks` and `up_blocks` work at "
-            "several resolutions, so it has no stack of transformer blocks to skip. Methods for "
-            "UNets need it in DENOISERS in accel/specs.py."
+            f"{name} is a UNet or an autoencoder that accel does not know: its `down_blocks` and "
+            "`up_blocks` work at several resolutions, so it has no stack of transformer blocks to "
+            "skip. Methods for UNets need it in DENOISERS in accel/specs.py."
         )
     lists = {
         path: tuple(
@@ -130,8 +131,8 @@ class Probe:
 
     An output that is the next block's argument, the same object, tells a stream for sure. Where a
     model does something in between, shapes and names must agree, or the model is refused. What was
-    told is proved: run again with all blocks but the first answering what they answered before, the
-    model must give its output again.
+    told is proved: run again with the blocks answering what they answered before, the model must
+    give its output again. Meanwhile three blocks' outputs are held for each list.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -318,10 +319,9 @@ def _flat(output: Any) -> Iterator[Tensor]:
 
 
 def _same(found: Tensor, expected: Tensor) -> bool:
-    if found.shape != expected.shape:
-        return False
-    # A tensor without elements has no largest.
-    scale = float(expected.detach().abs().max()) if expected.numel() else 0.0
+    if found.shape != expected.shape or not (expected.is_floating_point() and expected.numel()):
+        return torch.equal(found, expected)
+    scale = float(expected.detach().abs().max())
     return torch.allclose(found, expected, rtol=_SAME, atol=_SAME * scale, equal_nan=True)
 
 

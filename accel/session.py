@@ -111,13 +111,13 @@ class _Branches:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._known: list[Tensor] = []
+        self._known: list[Any] = []
         self._step = -1
         self._ordinal = 0
         self._named: set[str] = set()
         self._identity_holds = False
 
-    def find(self, name: str | None, conditioning: Tensor | None) -> str:
+    def find(self, name: str | None, conditioning: Any) -> str:
         """The branch of a denoiser call that starts now."""
         if self._step != self._clock.step:
             self._start_step()

@@ -142,8 +142,9 @@ class StackCache:
     def _probe(self, call: Call, *, first: bool) -> Any:
         memory = self._memory(call)
         output = self._start(call) if first else call.proceed()
-        start = memory.intact(memory.start)
-        change = None if start is None else (call.read(output).hidden - start.hidden).detach()
+        start, after = memory.intact(memory.start), call.read(output).hidden
+        same = start is not None and start.hidden.shape == after.shape
+        change = (after - start.hidden).detach() if start is not None and same else None
         self._decide(call, memory, change)
         return output
 
@@ -328,4 +329,8 @@ def _total(residual: Streams) -> Tensor:
 def _no_probe(rule: StackRule, memory: _Memory) -> str:
     if rule.threshold <= 0:
         return "threshold 0"
-    return "a block wrote into its input" if memory.copied else "a head block did not run"
+    if memory.start is None:
+        return "a head block did not run"
+    return (
+        "head blocks changed the shape" if memory.start.intact else "a block wrote into its input"
+    )

@@ -14,7 +14,7 @@ import accel
 from accel.errors import AccelUnsupportedError
 from accel.models import find_spec, known_sites
 from accel.sites import ModelSites, Site
-from caching import FirstBlockCache
+from caching import DBCache, FirstBlockCache
 from tests.coverage.classes import model_classes
 from tests.coverage.entries import ENTRIES, UNCALLED
 from tests.coverage.entry import Entry
@@ -168,6 +168,37 @@ def test_of_lists_that_run_in_turns_the_larger_one_is_found() -> None:
     assert [site.path for site in found.blocks] == [f"transformer_blocks.{i}" for i in range(3)]
 
 
+@pytest.mark.parametrize(
+    ("head", "tail_blocks", "said"),
+    [
+        (1, 0, ""),
+        (1, 1, "ends in another shape than the skippable blocks begin in"),
+        (1, 2, ""),
+        (2, 0, "head blocks changed the shape"),
+        (3, 0, ""),
+    ],
+)
+def test_blocks_in_turns_are_skipped_only_from_one_shape_to_the_same(
+    head: int, tail_blocks: int, said: str
+) -> None:
+    entry = ENTRIES["LatteTransformer3DModel"]
+    model, calls = entry.make(), [entry.inputs()] * 2
+    plain = _outputs(model, calls)
+    options = {"threshold": math.inf, "warmup": 1, "tail": 0, "min_steps": 0}
+    with accel.patch(model, DBCache(head=head, tail_blocks=tail_blocks, **options)) as handle:
+        outputs = _outputs(model, calls, handle)
+    assert (handle.report.reused == 1) == (not said)
+    assert said in " ".join(handle.report.warnings)
+    torch.testing.assert_close(outputs[1], plain[1], rtol=1e-3, atol=1e-4)
+
+
+def test_late_blocks_that_take_early_outputs_are_no_tail() -> None:
+    model = ENTRIES["HunyuanDiT2DModel"].make()
+    with pytest.raises(AccelUnsupportedError, match=r"tail_blocks is 1.*HunyuanDiT2DModel"):
+        accel.patch(model, DBCache(tail_blocks=1))
+    assert not accel.status(model).patched
+
+
 def test_every_class_has_a_tiny_model_or_is_refused_unseen() -> None:
     assert set(ENTRIES) | set(UNCALLED) == set(model_classes())
     assert not set(ENTRIES) & set(UNCALLED)
@@ -180,3 +211,7 @@ def test_the_page_lists_every_class_and_counts_them_rightly() -> None:
     head = document(verdicts, release).split("| `")[0]
     assert head + "".join(f"{row}\n" for row in _ROWS.values()) == _PAGE
     assert list(_ROWS) == list(model_classes())
+    counts = (
+        f"{len(_ROWS) - len(_REFUSED)} of the {len(_ROWS)} denoiser classes in diffusers {release}"
+    )
+    assert counts in (TABLE.parents[1] / "README.md").read_text("utf-8")
