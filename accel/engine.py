@@ -12,7 +12,7 @@ from accel.errors import AccelUnsupportedError
 from accel.layers import LAYER_KEY, Call, Layer
 from accel.method import Method
 from accel.models import denoiser_site, find_spec, known_sites
-from accel.probe import Probe, candidate_blocks
+from accel.probe import Probe, candidate_lists
 from accel.report import Timeline
 from accel.session import Session
 from accel.sites import Kind, ModelSites, Site
@@ -40,6 +40,7 @@ class Engine:
         self._bound: list[tuple[Method, list[Layer]]] = []
         self._sites: ModelSites | None = None
         self._proved = False
+        self._probed = False
 
     @property
     def name(self) -> str:
@@ -63,7 +64,7 @@ class Engine:
         if spec is not None:
             self._bind(known_sites(self.module, spec))
         else:
-            candidate_blocks(self.module)
+            candidate_lists(self.module)
             root.add(_PROBE_ORDER, self._probe)
             self.notes.append(
                 f"{self.name} is in no table: its streams are established in its first call"
@@ -129,12 +130,14 @@ class Engine:
         self._sites = sites
 
     def _probe(self, call: Call) -> Any:
-        if self._sites is not None:
+        if self._probed:
             return call.proceed()
         with Probe(self.module) as probe:
             output = call.proceed()
+        self._probed = not self._strict
         with self._refusal_as_note():
-            self._bind(probe.sites())
+            self._bind(probe.sites(call.proceed, output))
+        self._probed = True
         return output
 
     def _prove(self, call: Call) -> Any:

@@ -1,6 +1,7 @@
 """From a denoiser to its sites: by the table of specs, else by structure and a probing call."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -72,11 +73,13 @@ def known_sites(module: nn.Module, spec: ModelSpec) -> ModelSites:
     """
     if spec.unet:
         return _unet_sites(module)
+    stacks = [tuple(_stack(module, name)) for name in spec.stacks]
+    in_order = zip(*stacks, strict=True) if spec.interleaved else stacks
     blocks = [
         Site(Kind.BLOCK, path, block, _block_io(module, block))
-        for path, block in _stack(module, spec.stacks)
+        for path, block in chain.from_iterable(in_order)
     ]
-    return with_parts(module, tuple(blocks))
+    return replace(with_parts(module, tuple(blocks)), direct=spec.direct)
 
 
 def with_parts(module: nn.Module, blocks: tuple[Site, ...]) -> ModelSites:
@@ -101,16 +104,18 @@ def denoiser_site(module: nn.Module) -> Site:
     return Site(Kind.DENOISER, "", module, BlockIO(hidden=next(iter(site.positions), "sample")))
 
 
-def _stack(module: nn.Module, names: tuple[str, ...]) -> Iterator[tuple[str, nn.Module]]:
-    for name in names:
-        stack = getattr(module, name, None)
-        if not isinstance(stack, nn.ModuleList):
-            raise AccelUnsupportedError(
-                f"{type(module).__name__} has no stack of blocks called {name!r} (its spec in "
-                "accel/specs.py says so); this version of the library seems to have moved it. "
-                f"Its lists are: {_list_names(module)}."
-            )
-        yield from ((f"{name}.{index}", block) for index, block in enumerate(stack))
+def _stack(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    try:
+        stack = module.get_submodule(name)
+    except AttributeError:
+        stack = module
+    if not isinstance(stack, nn.ModuleList):
+        raise AccelUnsupportedError(
+            f"{type(module).__name__} has no stack of blocks called {name!r} (its spec in "
+            "accel/specs.py says so); this version of the library seems to have moved it. "
+            f"Its lists are: {_list_names(module)}."
+        )
+    yield from ((f"{name}.{index}", block) for index, block in enumerate(stack))
 
 
 def _list_names(module: nn.Module) -> str:
@@ -159,8 +164,7 @@ def _first_argument(module: nn.Module) -> dict[str, int]:
 
 def _unet_sites(module: nn.Module) -> ModelSites:
     def side(kind: Kind, name: str) -> tuple[Site, ...]:
-        stack = _stack(module, (name,))
-        return tuple(Site(kind, path, block) for path, block in stack)
+        return tuple(Site(kind, path, block) for path, block in _stack(module, name))
 
     middle = getattr(module, "mid_block", None)
     transformers = [

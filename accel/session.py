@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from threading import RLock, get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from accel.clock import Clock
@@ -17,7 +18,17 @@ if TYPE_CHECKING:
 
 Memo = TypeVar("Memo")
 
-_CONDITIONING = ("encoder_hidden_states", "class_labels")
+# What the prompt is called, first where a model takes several parts of one.
+_CONDITIONING = (
+    "encoder_hidden_states",
+    "class_labels",
+    "encoder_hidden_states_t5",
+    "cap_feats",
+    "text_bth",
+    "proj_embedding",
+    "encodings_and_masks",
+    "input_ids",
+)
 
 
 class Generation:
@@ -78,6 +89,18 @@ class Generation:
         self._branches = _Branches(self.clock)
 
 
+def _device(call: Call) -> torch.device:
+    """Where a denoiser call computes: where its first tensor is, alone or in a list."""
+    waiting = [*call.args, *call.kwargs.values()]
+    while waiting:
+        value = waiting.pop(0)
+        if isinstance(value, Tensor):
+            return value.device
+        if isinstance(value, (list, tuple)):
+            waiting[:0] = value
+    return torch.device("cpu")
+
+
 class _Branches:
     """Tells guidance branches apart: by the pipeline's name, the conditioning, else the order.
 
@@ -88,13 +111,13 @@ class _Branches:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._known: list[Tensor] = []
+        self._known: list[Any] = []
         self._step = -1
         self._ordinal = 0
         self._named: set[str] = set()
         self._identity_holds = False
 
-    def find(self, name: str | None, conditioning: Tensor | None) -> str:
+    def find(self, name: str | None, conditioning: Any) -> str:
         """The branch of a denoiser call that starts now."""
         if self._step != self._clock.step:
             self._start_step()
@@ -167,7 +190,7 @@ class Session:
         generation.enter(call)
         timeline = generation.timeline
         before = len(timeline.decisions)
-        with timeline.denoiser_watch(call.hidden.device):
+        with timeline.denoiser_watch(_device(call)):
             output = call.proceed()
         timeline.calls += 1
         if len(timeline.decisions) == before:

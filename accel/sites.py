@@ -76,13 +76,15 @@ class BlockIO:
 
     An index of None says that `forward` returns the tensor itself. `context_index` None beside a
     `context` name says that the text goes in but does not come out (cross-attention): then it is no
-    stream.
+    stream. `length` is the number of entries where there are more than the streams; what stands in
+    those nobody may need.
     """
 
     hidden: str = "hidden_states"
     hidden_index: int | None = None
     context: str | None = None
     context_index: int | None = None
+    length: int | None = None
 
     def read(self, output: Any) -> Streams:
         """The streams in a block's output."""
@@ -95,21 +97,27 @@ class BlockIO:
         """An output as the block itself would have returned it."""
         if self.hidden_index is None:
             return streams.hidden
-        if self.context_index is None:
-            return (streams.hidden,)
-        pair: list[Tensor | None] = [None, None]
-        pair[self.hidden_index], pair[self.context_index] = streams.hidden, streams.context
-        return tuple(pair)
+        last = max(self.hidden_index, self.context_index or 0)
+        entries: list[Tensor | None] = [None] * (self.length or last + 1)
+        entries[self.hidden_index] = streams.hidden
+        if self.context_index is not None:
+            entries[self.context_index] = streams.context
+        return tuple(entries)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """One module that can be hooked, its path below the denoiser, its arguments' positions."""
+    """One module that can be hooked, its path below the denoiser, its arguments' positions.
+
+    Blocks of one `segment` pass the same streams from each to the next. Where the number changes,
+    others start.
+    """
 
     kind: Kind
     path: str
     module: nn.Module
     io: BlockIO = BlockIO()
+    segment: int = 0
     positions: Mapping[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -141,7 +149,12 @@ def _parameter_names(module: nn.Module) -> list[str]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSites:
-    """Every site of one denoiser, in the order the model runs them. Methods bind to these."""
+    """Every site of one denoiser, in the order the model runs them. Methods bind to these.
+
+    `direct` says that no block needs more than what the block before it returned. Where it is
+    False (U-shaped transformers hand early outputs to late blocks), blocks that run behind skipped
+    ones would get stale inputs.
+    """
 
     denoiser: Site
     blocks: tuple[Site, ...] = ()
@@ -150,6 +163,7 @@ class ModelSites:
     down: tuple[Site, ...] = ()
     mid: tuple[Site, ...] = ()
     up: tuple[Site, ...] = ()
+    direct: bool = True
 
     @property
     def module(self) -> nn.Module:

@@ -16,10 +16,14 @@ class ModelSpec:
 
     Attributes:
         stacks: attribute paths of `ModuleList`s, first to run first.
+        interleaved: whether they run in turns, a block of each, instead of one after the other.
+        direct: whether no block needs outputs of blocks other than the one before it.
         unet: whether the model has `down_blocks`, `mid_block` and `up_blocks` instead.
     """
 
     stacks: tuple[str, ...] = ()
+    interleaved: bool = False
+    direct: bool = True
     unet: bool = False
 
 
@@ -41,14 +45,20 @@ DENOISERS: dict[str, ModelSpec] = {
     "ChromaTransformer2DModel": _TWO_STACKS,
     "CogVideoXTransformer3DModel": _ONE_STACK,
     "CogView4Transformer2DModel": _ONE_STACK,
+    "Cosmos3OmniTransformer": ModelSpec(("layers",)),
     "DiTTransformer2DModel": _ONE_STACK,
     "FluxTransformer2DModel": _TWO_STACKS,
     "Flux2Transformer2DModel": _TWO_STACKS,
+    # Its later half gets what its earlier half returned.
+    "HunyuanDiT2DModel": ModelSpec(("blocks",), direct=False),
     "HunyuanImageTransformer2DModel": _TWO_STACKS,
     "HunyuanVideoTransformer3DModel": _TWO_STACKS,
     "I2VGenXLUNet": _UNET,
     "Kandinsky3UNet": _UNET,
     "LTXVideoTransformer3DModel": _ONE_STACK,
+    "LatteTransformer3DModel": ModelSpec(
+        ("transformer_blocks", "temporal_transformer_blocks"), interleaved=True
+    ),
     "MochiTransformer3DModel": _ONE_STACK,
     "PixArtTransformer2DModel": _ONE_STACK,
     "QwenImageTransformer2DModel": _ONE_STACK,
@@ -74,10 +84,12 @@ BLOCKS: dict[str, BlockIO] = {
     "ChromaTransformerBlock": CONTEXT_FIRST,
     "CogVideoXBlock": HIDDEN_FIRST,
     "CogView4TransformerBlock": HIDDEN_FIRST,
+    "Cosmos3VLTextMoTDecoderLayer": BlockIO("gen_seq", 1, "und_seq", 0),
     "Flux2SingleTransformerBlock": ONE_STREAM,
     "Flux2TransformerBlock": CONTEXT_FIRST,
     "FluxSingleTransformerBlock": CONTEXT_FIRST,
     "FluxTransformerBlock": CONTEXT_FIRST,
+    "HunyuanDiTBlock": ONE_STREAM,
     "HunyuanImageSingleTransformerBlock": HIDDEN_FIRST,
     "HunyuanImageTransformerBlock": HIDDEN_FIRST,
     "HunyuanVideoSingleTransformerBlock": HIDDEN_FIRST,
@@ -92,9 +104,28 @@ BLOCKS: dict[str, BlockIO] = {
     "WanTransformerBlock": ONE_STREAM,
 }
 
+# Models that have blocks, but no use for methods that work between denoising steps, and why.
+REFUSED: dict[str, str] = {
+    "AnyFlowFARTransformer3DModel": (
+        "it makes a video piece by piece and keeps each piece as keys and values that its blocks "
+        "write, so blocks that are skipped would be missing from what follows"
+    ),
+    "DualTransformer2DModel": "it is a part of a UNet's blocks, not a denoiser",
+    "MiniMaxMusic3RVQDepthDecoder": "it writes tokens one after the other and denoises nothing",
+    "RFD4ProteinaTransformer": (
+        "it runs its blocks several times a call and updates a second representation between them"
+    ),
+}
+
 # Attribute names of a block's self-attention (in joint models the attention over both streams) and
 # of its MLPs.
 ATTENTION_NAMES = ("attn", "attn1")
 MLP_NAMES = ("ff", "ffn", "ff_context", "img_mlp", "txt_mlp")
 # Pipeline components that may hold a denoiser of a class not in the table.
-DENOISER_COMPONENTS = ("transformer", "transformer_2", "unet", "prior")
+DENOISER_COMPONENTS = (
+    "transformer",
+    "transformer_2",
+    "unconditional_transformer",
+    "unet",
+    "prior",
+)

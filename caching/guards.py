@@ -3,7 +3,55 @@
 Shared by every method that skips between steps.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
 from accel.layers import Call
+
+
+def given(call: Call) -> dict[str, Any]:
+    """What kind of inputs a denoiser call carries, to be compared with those of another.
+
+    Words and switches count with their value, lists with their length, all else by being there. A
+    key/value cache that is written first and read later, or an adapter's image that comes in later,
+    makes a call unlike the one before it, whatever a method measures inside.
+    """
+    return {name: _kind(value) for name, value in _named(call) if value is not None}
+
+
+def control(call: Call) -> Tensor | None:
+    """How strong a ControlNet's residuals are in a denoiser call, or None where it has none.
+
+    The first of them stands for all. A ControlNet that a pipeline ends half-way still gives
+    residuals, of zero, and what a method measures before they are added does not tell.
+    """
+    residuals = (value for name, value in _named(call) if "control" in name)
+    first = next((tensor for value in residuals for tensor in _tensors(value)), None)
+    return None if first is None else first.detach().abs().mean(dtype=torch.float32)
+
+
+def _named(call: Call) -> Iterator[tuple[str, Any]]:
+    yield from zip(call.site.positions, call.args, strict=False)
+    yield from call.kwargs.items()
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (Mapping, Sequence)) and not isinstance(value, str):
+        parts = value.values() if isinstance(value, Mapping) else value
+        yield from (tensor for part in parts for tensor in _tensors(part))
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {key: _kind(entry) for key, entry in value.items() if entry is not None}
+    return len(value) if isinstance(value, Sequence) else type(value)
 
 
 def must_compute(call: Call, *, warmup: int, tail: int, min_steps: int) -> str | None:

@@ -13,13 +13,15 @@ from torch import Tensor
 from accel.layers import Call
 from accel.method import Binding
 from accel.sites import ModelSites, Site, Streams, alike
-from caching.guards import must_compute
+from caching.guards import control, given, must_compute
 from caching.measure import relative_change
 from caching.policy import Answer, Ask, Policy
 from caching.predictor import Predictor, Sample
 from caching.snapshot import Snapshot
 
 NON_FINITE = "non-finite"
+# A ControlNet whose residuals grow or shrink tenfold since the last compute does not just drift.
+_SWITCHED = 10.0
 _FOLLOWS = "as the other branch of this step"
 
 
@@ -37,6 +39,14 @@ class StackRule:
     joint: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """What a denoiser call was given beside the picture."""
+
+    kinds: dict[str, Any]
+    control: Tensor | None
+
+
 @dataclass(slots=True)
 class _Memory:
     """State of one guidance branch during one generation."""
@@ -46,6 +56,8 @@ class _Memory:
     # The newest values of a segment, predictions included, where the predictor wants them.
     trail: dict[int, deque[Sample]] = field(default_factory=dict)
     streak: int = 0
+    # What inputs the model had at the last compute, and how strong a ControlNet was.
+    given: _Inputs | None = None
     # Whether a block was seen to write into its input, so that snapshots must be copies.
     copied: bool = False
     # Of the current denoiser call:
@@ -55,6 +67,7 @@ class _Memory:
     entry: dict[int, Snapshot] = field(default_factory=dict)
     skipped: dict[int, Streams] = field(default_factory=dict)
     check: bool = False
+    now: _Inputs | None = None
 
     def finite(self) -> Tensor | None:
         """A scalar that is not finite as soon as a kept residual is not, in either stream."""
@@ -137,6 +150,7 @@ class StackCache:
         # A model may leave blocks out of a call (skip-layer guidance), so nothing of an earlier
         # call may survive.
         memory.skip, memory.start, memory.check = False, None, False
+        memory.now = _Inputs(given(call), control(call)) if self._policy.engages else None
         memory.entry.clear()
         memory.skipped.clear()
         self._now = memory
@@ -159,8 +173,9 @@ class StackCache:
     def _probe(self, call: Call, *, first: bool) -> Any:
         memory = self._memory(call)
         output = self._start(call) if first else call.proceed()
-        start = memory.intact(memory.start)
-        change = None if start is None else (call.read(output).hidden - start.hidden).detach()
+        start, after = memory.intact(memory.start), call.read(output).hidden
+        same = start is not None and start.hidden.shape == after.shape
+        change = (after - start.hidden).detach() if start is not None and same else None
         self._decide(memory, Ask(call, change, memory.finite))
         return output
 
@@ -177,6 +192,8 @@ class StackCache:
         elif follows and verdict.skip and not (answer.reuse or answer.firm):
             answer = Answer(reuse=True, reason=_FOLLOWS, value=answer.value)
         memory.skip = answer.reuse
+        if not answer.reuse:
+            memory.given = memory.now
         self._policy.decided(memory.state, ask, reuse=answer.reuse)
         self._note(call, memory, answer)
 
@@ -193,19 +210,22 @@ class StackCache:
             return Answer(reuse=False, reason=_FOLLOWS, firm=True)
         if rule.max_streak is not None and memory.streak >= rule.max_streak:
             return _forced(f"{memory.streak} skips in a row")
+        if _switched(memory, reads=self._policy.measures):
+            return _forced("ControlNet switched on or off")
         return None if self._policy.measures else _unmeasured(memory, ask)
 
     def _placed(self, memory: _Memory, ask: Ask) -> str | None:
         """Why the place in the schedule, or what is missing, has the call computed."""
         rule = self.rule
         if self._head and ask.change is None:
-            wrote = "a block wrote into its input"
-            return wrote if memory.copied else "a head block did not run"
+            return _no_change(memory)
         placed = must_compute(
             ask.call, warmup=rule.warmup, tail=rule.tail, min_steps=rule.min_steps
         )
         if placed is None and len(memory.residuals) < len(self._segments):
             return "nothing to reuse yet"
+        if placed is None and _other_inputs(memory):
+            return "other inputs"
         return placed
 
     def _note(self, call: Call, memory: _Memory, answer: Answer) -> None:
@@ -268,7 +288,15 @@ class StackCache:
         if entry is None:
             memory.residuals.pop(number, None)
             return
-        residual = (call.read(output) - entry).detach()
+        left = call.read(output)
+        if left.hidden.shape != entry.hidden.shape:
+            call.generation.timeline.warn(
+                f"{call.site.path} ends in another shape than the skippable blocks begin in; "
+                "another number of head or tail blocks may not"
+            )
+            memory.residuals.pop(number, None)
+            return
+        residual = (left - entry).detach()
         samples = memory.residuals.setdefault(number, deque(maxlen=self._depth))
         if samples and not samples[-1].value.matches(residual):
             samples.clear()
@@ -298,6 +326,32 @@ def _forced(reason: str) -> Answer:
     return Answer(reuse=False, reason=reason, firm=True, chosen=False)
 
 
+def _no_change(memory: _Memory) -> str:
+    """Why what the head blocks changed is not known."""
+    if memory.start is None:
+        return "a head block did not run"
+    intact = memory.start.intact
+    return "head blocks changed the shape" if intact else "a block wrote into its input"
+
+
+def _other_inputs(memory: _Memory) -> bool:
+    """Whether the model is given other kinds of inputs than at the last compute."""
+    was, now = memory.given, memory.now
+    return was is None or now is None or was.kinds != now.kinds
+
+
+def _switched(memory: _Memory, *, reads: bool) -> bool:
+    """Whether a ControlNet was switched on or off since the last compute.
+
+    Waits for the device, so only policies that do so anyway look, and everybody on a CPU.
+    """
+    was = None if memory.given is None else memory.given.control
+    now = None if memory.now is None else memory.now.control
+    if was is None or now is None or not (reads or now.device.type == "cpu"):
+        return False
+    return bool((now > _SWITCHED * was) | (was > _SWITCHED * now))
+
+
 def _unmeasured(memory: _Memory, ask: Ask) -> Answer | None:
     """What a policy that measures nothing cannot see: another shape, a residual of no use."""
     if not alike(memory.residuals[0][-1].value.hidden, ask.call.hidden):
@@ -315,7 +369,7 @@ def _unmeasured(memory: _Memory, ask: Ask) -> Answer | None:
 def _segments(blocks: Sequence[Site]) -> list[list[Site]]:
     segments: list[list[Site]] = []
     for site in blocks:
-        if segments and segments[-1][-1].io == site.io:
+        if segments and (last := segments[-1][-1]).io == site.io and last.segment == site.segment:
             segments[-1].append(site)
         else:
             segments.append([site])

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
-from accel.errors import OptionError
+from accel.errors import AccelUnsupportedError, OptionError
 from accel.method import Binding, Claim, Method, require_number
 from accel.sites import ModelSites
 from caching.learning import Learnt
@@ -67,12 +67,19 @@ class StackMethod(Method):
         """Yields the hooks of the stack.
 
         Raises:
-            AccelUnsupportedError: if the model has no stack of blocks that is long enough.
+            AccelUnsupportedError: if the model has no stack of blocks that is long enough, or tail
+                blocks would get stale inputs.
         """
         yield from self._hooks(model, Learnt())
 
     def _hooks(self, model: ModelSites, learnt: Learnt) -> Iterator[Binding]:
         policy, refreshed = self.policy(learnt), self.refreshed()
+        if refreshed and not model.direct:
+            raise AccelUnsupportedError(
+                f"{type(self).__name__}: tail_blocks is {refreshed}, but the last blocks of "
+                f"{model.name} may need what earlier ones returned, which skipped blocks do not. "
+                "Use tail_blocks=0."
+            )
         needed = policy.head + refreshed + 1
         rule = StackRule(
             policy=policy,

@@ -12,6 +12,9 @@ import torch
 # Warnings that other libraries raise about themselves, each by its own words.
 _FOREIGN_WARNINGS = (
     "ignore:`FluxPosEmbed` is deprecated:FutureWarning",
+    "ignore:`Transformer2DModelOutput` is deprecated:FutureWarning",
+    "ignore:Initializing zero-element tensors is a no-op:UserWarning",
+    r"ignore:flex_attention called without torch\.compile\(\):UserWarning",
     "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning",
     r"ignore:In CPU autocast, but the target dtype is not supported\.:UserWarning",
 )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import accel
 from caching import FirstBlockCache
+from tests.coverage.entries import ENTRIES
 from tests.tiny import CASES, Case, Pipeline
 from tests.tiny.models import wan
 
@@ -99,6 +100,30 @@ def test_a_guidance_interval_without_named_contexts_does_not_swap_the_branches()
     cond, uncond = seen[0], seen[1]
     assert cond != uncond
     assert seen == [cond, uncond, cond, uncond, uncond, cond, cond, uncond]
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt"),
+    [
+        ("ErnieImageTransformer2DModel", "text_bth"),
+        ("HiDreamImageTransformer2DModel", "encoder_hidden_states_t5"),
+        ("ZImageTransformer2DModel", "cap_feats"),
+    ],
+)
+def test_the_prompt_tells_the_branches_apart_whatever_it_is_called(name: str, prompt: str) -> None:
+    denoiser, inputs = ENTRIES[name].make(), ENTRIES[name].inputs()
+    other = inputs[prompt]
+    other = [part + 1 for part in other] if isinstance(other, list) else other + 1
+    calls = {"cond": inputs, "uncond": inputs | {prompt: other}}
+    handle = accel.patch(denoiser, FirstBlockCache(threshold=0.0))
+    order = [("cond", "uncond"), ("cond",), ("uncond", "cond")]
+    with torch.no_grad(), handle.generation(len(order)):
+        for branches in order:
+            for branch in branches:
+                denoiser(**calls[branch])
+            handle.advance()
+    seen = [decision.branch for decision in handle.report.decisions]
+    assert seen == ["0", "1", "0", "1", "0"]
 
 
 def test_nested_contexts_fall_back_to_the_outer_one() -> None:

@@ -23,6 +23,8 @@ def shaken(model: nn.Module, seed: int = 0, gain: float = 1.0) -> Denoiser:
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in sorted(model.named_parameters()):
+        if not parameter.numel():
+            continue
         noise = torch.randn(parameter.shape, generator=generator)
         if parameter.ndim > 1 and not name.endswith("table"):
             noise *= gain / math.sqrt(parameter[0].numel())

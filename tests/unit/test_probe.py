@@ -1,12 +1,11 @@
 """Models in no table: established by one probing call, or refused with the lines to add."""
 
 import pytest
-import torch
 from torch import nn
 
 import accel
 from caching import FirstBlockCache
-from tests.unit.toys import Chain, PairChain, Scale, drive, ones
+from tests.unit.toys import Chain, Scale, drive, ones
 
 METHOD = FirstBlockCache(threshold=10, warmup=0, tail=0, min_steps=0)
 
@@ -59,19 +58,13 @@ def test_blocks_that_do_not_run_are_refused_by_name_and_nothing_stays_hooked():
     assert float(model(ones(1)[0])) == 2
 
 
-def test_streams_of_equal_shape_are_not_guessed():
-    model = PairChain()
-    handle = accel.patch(model, METHOD)
-    with pytest.raises(accel.AccelUnsupportedError, match="hidden_states"):
-        drive(model, handle, ones(1), torch.ones(1, 1, 1))
-
-
 def test_not_strict_leaves_the_model_as_it_is_and_says_why():
     model = Bottleneck(2, 3)
     handle = accel.patch(model, METHOD, strict=False)
     outputs = drive(model, handle, ones(1, 1))
     assert [float(output) for output in outputs] == [2, 2]
-    assert "did not run" in str(handle.status())
+    # Said once, and not asked again at every call.
+    assert str(handle.status()).count("did not run") == 1
     inert = accel.patch(Headless(), METHOD, strict=False)
     assert not inert.status().patched
     assert "Headless" in str(inert.status())
