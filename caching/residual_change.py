@@ -75,9 +75,9 @@ class ResidualChange(Policy):
             return Answer(reuse=False, reason=reason, firm=True, chosen=False)
         value, threshold = self._measure(state, kept, change, ask)
         if value < threshold:
-            return Answer(reuse=True, reason=f"change below {threshold:.3g}", value=value)
+            return Answer(reuse=True, reason=f"change below {threshold:g}", value=value)
         if math.isfinite(value):
-            return Answer(reuse=False, reason=f"change at least {threshold:.3g}", value=value)
+            return Answer(reuse=False, reason=f"change at least {threshold:g}", value=value)
         return Answer(reuse=False, reason="non-finite", value=value, firm=True, chosen=False)
 
     def decided(self, state: ProbeState, ask: Ask, *, reuse: bool) -> None:
