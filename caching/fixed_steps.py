@@ -19,29 +19,6 @@ class Nothing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Every(Policy):
-    """Computes every `interval`-th evaluation, counted from evaluation `start`."""
-
-    interval: int
-    start: int = 0
-
-    idle: ClassVar[str] = "computes every step"
-
-    @property
-    def engages(self) -> bool:
-        """An interval of 1 leaves nothing out."""
-        return self.interval > 1
-
-    def new_state(self) -> Nothing:
-        """Nothing is remembered."""
-        return Nothing()
-
-    def judge(self, state: Any, ask: Ask) -> Answer:  # noqa: ARG002 -- the step alone decides
-        """Computes where the step is due."""
-        return _BETWEEN if (ask.call.step - self.start) % self.interval else _DUE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Planned(Policy):
     """Computes the evaluations in `compute`, all if None.
 
