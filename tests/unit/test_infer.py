@@ -148,3 +148,14 @@ def test_streams_that_go_now_this_way_now_that_are_not_guessed():
     model = Model([Two(lambda h, e: (h * 2, e * 3)) for _ in range(3)], over)
     with pytest.raises(accel.AccelUnsupportedError, match="nothing that is clearly one of its"):
         found(model, *ones(1), *ones(1))
+
+
+def test_outputs_of_which_now_one_now_the_other_goes_on_are_no_two_streams():
+    def over(blocks, hidden_states):
+        for index, block in enumerate(blocks):
+            hidden_states = block(hidden_states)[index % 2]
+        return hidden_states
+
+    model = Model([Renamed(lambda x: (x * 2, x * 3)) for _ in range(3)], over)
+    with pytest.raises(accel.AccelUnsupportedError, match="nothing that is clearly one of its"):
+        found(model, *ones(1))
