@@ -134,7 +134,6 @@ class Engine:
             return call.proceed()
         with Probe(self.module) as probe:
             output = call.proceed()
-        self._probed = not self._strict
         with self._refusal_as_note():
             self._bind(probe.sites(call.proceed, output))
         self._probed = True

@@ -70,9 +70,8 @@ class _Watched:
         newest: tensors that its newest call returned, by position; versions: how often each of
             them had been written into by then.
         older: tensors that its other calls returned, by identity, without keeping them alive.
-        usual: which argument each of them became first.
-        copy: the newest call's output; kept: the first, and those at which a segment may end, by
-            path.
+        copy: the newest call's output; kept, by path: the first output, the last, and those behind
+            which the shapes change.
     """
 
     sites: tuple[Site, ...]
@@ -80,7 +79,6 @@ class _Watched:
     newest: dict[Position, Tensor] = field(default_factory=dict)
     versions: dict[int, int] = field(default_factory=dict)
     older: dict[int, "weakref.ref[Tensor]"] = field(default_factory=dict)
-    usual: dict[Position, str] = field(default_factory=dict)
     copy: Any = None
     kept: dict[str, Any] = field(default_factory=dict)
 
@@ -96,18 +94,10 @@ class _Watched:
         reference = self.older.get(id(tensor))
         return reference is not None and reference() is tensor
 
-    def enter(self, inputs: Mapping[str, Tensor], links: Mapping[Position, str]) -> None:
-        """Keeps the last output where what follows does not simply take it over."""
-        if not self.passages:
-            return
-        shapes = [tensor.shape for tensor in inputs.values()]
-        handed = all(tensor.shape in shapes for tensor in self.newest.values())
-        usual = all(self.usual.setdefault(p, name) == name for p, name in links.items())
-        if not (handed and usual):
+    def note(self, passage: Passage, output: Any) -> None:
+        """Takes up a finished call."""
+        if self.passages and passage.outputs != self.passages[-1].outputs:
             self.kept[self.passages[-1].site.path] = self.copy
-
-    def leave(self, passage: Passage, output: Any) -> None:
-        """Notes a finished call."""
         self.older |= {id(tensor): weakref.ref(tensor) for tensor in self.newest.values()}
         self.newest = _tensors(output)
         self.versions = {id(tensor): _version(tensor) for tensor in self.newest.values()}
@@ -159,7 +149,6 @@ class Probe:
             given = dict(zip(site.positions, args, strict=False)) | kwargs
             inputs = {key: value for key, value in given.items() if isinstance(value, Tensor)}
             links = {path: _links(other.newest, inputs) for path, other in self._lists.items()}
-            watched.enter(inputs, links[name])
             lists = self._lists.values()
             clean = not any(w.is_unlike(tensor) for w in lists for tensor in inputs.values())
             order, self._order = self._order, self._order + 1
@@ -175,7 +164,7 @@ class Probe:
                 links=links,
                 clean=clean,
             )
-            watched.leave(passage, output)
+            watched.note(passage, output)
             return output
 
         return forward
