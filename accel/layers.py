@@ -18,7 +18,7 @@ from torch.compiler import is_compiling
 
 from accel.copies import Overlay
 from accel.errors import AccelUnsupportedError
-from accel.sites import Hook, Kind, Site, Streams
+from accel.sites import Hook, Kind, Site, Streams, uncompiled
 
 if TYPE_CHECKING:
     from accel.session import Generation, Session
@@ -238,7 +238,7 @@ class Layer:
     @property
     def _eager(self) -> Callable[..., Any]:
         module = self.site.module
-        original = getattr(module, "_orig_mod", module)
+        original = uncompiled(module)
         if self._entry == "forward" and original is module:
             return self.inner
         eager: Callable[..., Any] = original._call_impl  # noqa: SLF001 -- torch has no public name

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from accel.errors import AccelUnsupportedError
-from accel.sites import BlockIO, Kind, ModelSites, Site
+from accel.sites import BlockIO, Kind, ModelSites, Site, uncompiled
 from accel.specs import (
     ATTENTION_NAMES,
     BLOCKS,
@@ -58,7 +58,7 @@ def find_denoisers(target: Any) -> dict[str, nn.Module]:
 def _uncompiled(module: nn.Module) -> nn.Module:
     if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:  # noqa: SLF001 -- torch has no public name
         raise AccelUnsupportedError(
-            f"{type(getattr(module, '_orig_mod', module)).__name__} is compiled as a whole, so its "
+            f"{type(uncompiled(module)).__name__} is compiled as a whole, so its "
             "blocks cannot be skipped. Patch the uncompiled model and compile its blocks instead: "
             "`pipe.transformer.compile_repeated_blocks()`."
         )
@@ -124,7 +124,7 @@ def _list_names(module: nn.Module) -> str:
 
 
 def _block_io(module: nn.Module, block: nn.Module) -> BlockIO:
-    original = getattr(block, "_orig_mod", block)
+    original = uncompiled(block)
     name = next((cls.__name__ for cls in type(original).__mro__ if cls.__name__ in BLOCKS), None)
     if name is None:
         raise AccelUnsupportedError(
@@ -146,7 +146,7 @@ def _block_io(module: nn.Module, block: nn.Module) -> BlockIO:
 
 
 def _parts(path: str, block: nn.Module) -> Iterator[Site]:
-    for name, child in getattr(block, "_orig_mod", block).named_children():
+    for name, child in uncompiled(block).named_children():
         if name in ATTENTION_NAMES:
             yield Site(Kind.ATTENTION, f"{path}.{name}", child)
         elif name in MLP_NAMES:

@@ -189,7 +189,6 @@ class Timeline:
         self._seconds = 0.0
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._pending: list[tuple[int, str, Tensor]] = []
-        self._flags: list[tuple[Tensor, str]] = []
 
     def add(self, decision: Decision) -> None:
         """Notes a decision."""
@@ -201,10 +200,6 @@ class Timeline:
         It is read only at the end, so that the loop does not wait for the device.
         """
         self._pending.append((len(self.decisions) - 1, name, value))
-
-    def warn_unless_finite(self, value: Tensor, text: str) -> None:
-        """Warns at the end if a device scalar, read only then, is not finite."""
-        self._flags.append((value, text))
 
     def warn(self, text: str) -> None:
         """Notes something the user should know, once."""
@@ -230,9 +225,6 @@ class Timeline:
         """The report. Waits for the device, if events were recorded on one."""
         if self._events:
             torch.cuda.synchronize(self._device)
-        for value, text in self._flags:
-            if not math.isfinite(float(value)):
-                self.warn(text)
         decisions = self._settled()
         if self._methods and not any(decision.action in REUSING for decision in decisions):
             self.warn(_why_nothing(decisions))

@@ -141,10 +141,14 @@ class Site:
         return (*args[:index], value, *args[index + 1 :]), kwargs
 
 
+def uncompiled(module: nn.Module) -> Any:
+    """The module itself, or the one that a compiled module wraps."""
+    return getattr(module, "_orig_mod", module)
+
+
 def _parameter_names(module: nn.Module) -> list[str]:
-    # A compiled module's forward takes (*args, **kwargs); the module that it wraps tells the names.
-    original = getattr(module, "_orig_mod", module)
-    return list(inspect.signature(original.forward).parameters)
+    # A compiled module's forward takes (*args, **kwargs).
+    return list(inspect.signature(uncompiled(module).forward).parameters)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

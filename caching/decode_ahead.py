@@ -8,6 +8,7 @@ from torch import Tensor
 
 from accel.layers import Call
 from accel.report import Timeline
+from caching.guards import tensors_in
 
 # What a denoiser is given anew for each evaluation. Of these, the outputs depend on the time alone.
 _TIME = "timestep"
@@ -134,7 +135,7 @@ def _upcoming(call: Call, count: int) -> Tensor | None:
 def _repeatable(call: Call, conditions: Mapping[str, Any]) -> bool:
     rows = len(call.hidden)
     for name, value in conditions.items():
-        tensors = _tensors(value)
+        tensors = list(tensors_in(value))
         # Attention keywords may hold tensors of any layout, masks for instance.
         if (name == "cross_attention_kwargs" and tensors) or any(
             tensor.dim() == 0 or len(tensor) % rows for tensor in tensors
@@ -146,16 +147,6 @@ def _repeatable(call: Call, conditions: Mapping[str, Any]) -> bool:
 
 def _give_up(timeline: Timeline, missing: str) -> None:
     timeline.warn(f"evaluations were decoded one by one: decoding ahead needs {missing}")
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        return [tensor for item in value.values() for tensor in _tensors(item)]
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in _tensors(item)]
-    return []
 
 
 def _repeat(value: Any, rows: int, count: int) -> Any:

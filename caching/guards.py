@@ -12,6 +12,11 @@ from torch import Tensor
 from accel.layers import Call
 
 
+def warn_non_finite(call: Call) -> None:
+    """Says in the report that a guard met features that were not finite."""
+    call.generation.timeline.warn("non-finite features were computed anew instead of reused")
+
+
 def given(call: Call) -> dict[str, Any]:
     """What kind of inputs a denoiser call carries, to be compared with those of another.
 
@@ -29,7 +34,7 @@ def control(call: Call) -> Tensor | None:
     residuals, of zero, and what a method measures before they are added does not tell.
     """
     residuals = (value for name, value in _named(call) if "control" in name)
-    first = next((tensor for value in residuals for tensor in _tensors(value)), None)
+    first = next((tensor for value in residuals for tensor in tensors_in(value)), None)
     return None if first is None else first.detach().abs().mean(dtype=torch.float32)
 
 
@@ -38,12 +43,13 @@ def _named(call: Call) -> Iterator[tuple[str, Any]]:
     yield from call.kwargs.items()
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in an argument, however deep in lists and mappings."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (Mapping, Sequence)) and not isinstance(value, str):
         parts = value.values() if isinstance(value, Mapping) else value
-        yield from (tensor for part in parts for tensor in _tensors(part))
+        yield from (tensor for part in parts for tensor in tensors_in(part))
 
 
 def _kind(value: Any) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor
 from accel.layers import Call
 from accel.sites import Streams
 from caching.learning import Learnt, Lesson
+from caching.measure import place
 from caching.policy import Answer, Ask, Policy
 
 Curve = tuple[tuple[float, float], ...]
@@ -66,7 +67,7 @@ class MagnitudeDrift(Policy):
         steps = call.num_steps
         if steps is not None and call.step < self.retention * steps:
             return Answer(reuse=False, reason="retention", firm=True, chosen=False)
-        ratio = state.ratio * math.exp(at(known, level(call)) - at(known, state.level))
+        ratio = state.ratio * math.exp(at(known, place(call)) - at(known, state.level))
         error = state.error + abs(1 - ratio)
         if error > self.threshold:
             reason = f"drift above {self.threshold:g}"
@@ -76,7 +77,7 @@ class MagnitudeDrift(Policy):
 
     def decided(self, state: DriftState, ask: Ask, *, reuse: bool) -> None:
         """A computed evaluation starts the sum anew."""
-        state.level = level(ask.call)
+        state.level = place(ask.call)
         if reuse:
             state.lengths = None
         else:
@@ -84,17 +85,15 @@ class MagnitudeDrift(Policy):
 
     def recorded(self, state: DriftState, call: Call, residual: Streams) -> None:
         """Learns from two computed evaluations in a row."""
-        if self.magnitudes is not None or (not self.learnt.only_learn and self._knows(call, state)):
+        known = self.magnitudes or self.learnt.known(call.branch, state.lesson, curve)
+        if known is not None:
             return
         before = state.lengths
         state.lengths = torch.linalg.vector_norm(residual.hidden, dim=-1, dtype=torch.float32)
         fits = before is not None and before.shape == state.lengths.shape
         ratio = state.lengths.new_ones(()) if before is None or not fits else _ratio(state, before)
-        state.lesson.note(level(call), ratio.log())
+        state.lesson.note(place(call), ratio.log())
         self.learnt.keep(call.branch, state.lesson)
-
-    def _knows(self, call: Call, state: DriftState) -> bool:
-        return self.learnt.known(call.branch, state.lesson, curve) is not None
 
 
 def _ratio(state: DriftState, before: Tensor) -> Tensor:
@@ -102,15 +101,10 @@ def _ratio(state: DriftState, before: Tensor) -> Tensor:
     return (state.lengths / before.clamp_min(tiny)).mean() if state.lengths is not None else before
 
 
-def level(call: Call) -> float:
-    """The noise level, falling; where it is unknown, evaluations counted backwards."""
-    return float(-call.step) if call.sigma is None else call.sigma
-
-
-def at(known: Curve, place: float) -> float:
+def at(known: Curve, level: float) -> float:
     """The log magnitude at a noise level, linear between the known ones and held beyond them."""
     rising = known[::-1]
-    return float(np.interp(place, [pair[0] for pair in rising], [pair[1] for pair in rising]))
+    return float(np.interp(level, [pair[0] for pair in rising], [pair[1] for pair in rising]))
 
 
 def curve(lessons: Sequence[Lesson]) -> Curve | None:
@@ -123,16 +117,16 @@ def curve(lessons: Sequence[Lesson]) -> Curve | None:
         return None
     longest = max(curves, key=len)
     return tuple(
-        (place, sum(at(each, place) for each in curves) / len(curves)) for place, _ in longest
+        (level, sum(at(each, level) for each in curves) / len(curves)) for level, _ in longest
     )
 
 
 def _one(lesson: Lesson) -> Curve:
     total = 0.0
     points: list[tuple[float, float]] = []
-    for place, change in lesson.rows():
+    for level, change in lesson.rows():
         # Schedulers of two evaluations a step ask twice at a level; the first counts.
-        if math.isfinite(change) and (not points or place < points[-1][0]):
+        if math.isfinite(change) and (not points or level < points[-1][0]):
             total += change
-            points.append((place, total))
+            points.append((level, total))
     return tuple(points)

@@ -11,7 +11,7 @@ from torch import Tensor
 from accel.layers import Call
 from accel.sites import Streams, alike
 from caching.learning import Learnt, Lesson
-from caching.measure import relative_change
+from caching.measure import place, relative_change
 from caching.modulation import modulated_input
 from caching.policy import Answer, Ask, Policy
 
@@ -92,13 +92,14 @@ class ModulatedChange(Policy):
 
     def recorded(self, state: SumState, call: Call, residual: Streams) -> None:
         """Learns from two computed evaluations in a row."""
-        if self.known is not None:
+        known = self.known or self.learnt.known(call.branch, state.lesson, fit)
+        if known is not None:
             return
         before, after = state.residual, residual.hidden
         state.residual = after
         if before is None or state.change is None or not alike(before, after):
             return
-        state.lesson.note(call.sigma or 0.0, state.change, relative_change(after, before))
+        state.lesson.note(place(call), state.change, relative_change(after, before))
         self.learnt.keep(call.branch, state.lesson)
 
     def _look(self, state: SumState, call: Call) -> Tensor | None:

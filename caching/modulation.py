@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from accel.layers import Call
+from accel.sites import uncompiled
 
 # Arguments by which blocks receive the embedded noise level.
 _EMBEDDINGS = (
@@ -28,7 +29,7 @@ def modulated_input(call: Call) -> Tensor:
     (Wan, PixArt, LTX) have theirs applied. A block with neither gives its noise-level embedding,
     and one that receives none its input as it is.
     """
-    block = getattr(call.site.module, "_orig_mod", call.site.module)
+    block = uncompiled(call.site.module)
     embedding = next(
         (value for name in _EMBEDDINGS if isinstance(value := call.argument(name), Tensor)), None
     )

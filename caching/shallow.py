@@ -8,7 +8,7 @@ from torch import Tensor
 
 from accel.layers import Call
 from accel.method import Binding
-from accel.sites import Hook, Site
+from accel.sites import Hook, Site, uncompiled
 from caching.unet import (
     SKIPS,
     Branch,
@@ -18,7 +18,6 @@ from caching.unet import (
     handed,
     hush,
     layers,
-    original,
     resnets,
     samplers,
     scales_in_place,
@@ -42,7 +41,7 @@ class ShallowUNet(UNetCache):
             len(resnets(site)) for site in path.down[: branch.down]
         )
         # A T2I adapter adds to the output of a block: of the last layer, or behind the block.
-        attends = getattr(original(left), "has_cross_attention", False)
+        attends = getattr(uncompiled(left.module), "has_cross_attention", False)
         adapted = not self._below or (attends and bool(above) and not below)
         self._adapted = branch.down + adapted
 

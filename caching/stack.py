@@ -13,8 +13,9 @@ from torch import Tensor
 from accel.layers import Call
 from accel.method import Binding
 from accel.sites import ModelSites, Site, Streams, alike
-from caching.guards import control, given, must_compute
-from caching.measure import relative_change
+from caching.finite import Finite
+from caching.guards import control, given, must_compute, warn_non_finite
+from caching.measure import place, relative_change
 from caching.policy import Answer, Ask, Policy
 from caching.predictor import Predictor, Sample
 from caching.snapshot import Snapshot
@@ -55,6 +56,8 @@ class _Memory:
     residuals: dict[int, deque[Sample]] = field(default_factory=dict)
     # The newest values of a segment, predictions included, where the predictor wants them.
     trail: dict[int, deque[Sample]] = field(default_factory=dict)
+    # The same, looked at without waiting, where the policy measures nothing.
+    watch: Finite | None = None
     streak: int = 0
     # What inputs the model had at the last compute, and how strong a ControlNet was.
     given: _Inputs | None = None
@@ -69,10 +72,14 @@ class _Memory:
     check: bool = False
     now: _Inputs | None = None
 
+    def totals(self) -> list[Tensor]:
+        """A scalar for each kept residual, not finite as soon as the residual is not."""
+        rows = self.residuals.values()
+        return [s.total for samples in rows for s in samples if s.total is not None]
+
     def finite(self) -> Tensor | None:
         """A scalar that is not finite as soon as a kept residual is not, in either stream."""
-        rows = self.residuals.values()
-        totals = [s.total for samples in rows for s in samples if s.total is not None]
+        totals = self.totals()
         return sum(totals[1:], totals[0]) if totals else None
 
     def intact(self, snapshot: Snapshot | None) -> Streams | None:
@@ -232,9 +239,7 @@ class StackCache:
         skipped = self._skippable if answer.reuse else 0
         broken = answer.value is not None and not math.isfinite(answer.value)
         if broken or answer.reason == NON_FINITE:
-            call.generation.timeline.warn(
-                "non-finite features were computed anew instead of reused"
-            )
+            warn_non_finite(call)
             memory.residuals.clear()
             memory.trail.clear()
         if answer.reuse:
@@ -275,8 +280,8 @@ class StackCache:
 
     def _predict(self, memory: _Memory, predictor: Predictor, number: int, call: Call) -> Streams:
         trail = memory.trail.get(number, ())
-        residual = predictor.predict(memory.residuals[number], _place(call), trail)
-        self._follow(memory, number, Sample(_place(call), residual))
+        residual = predictor.predict(memory.residuals[number], place(call), trail)
+        self._follow(memory, number, Sample(place(call), residual))
         return residual
 
     def _follow(self, memory: _Memory, number: int, newest: Sample) -> None:
@@ -305,14 +310,16 @@ class StackCache:
             if memory.check and samples:
                 self._check(call, memory, samples, residual)
             self._policy.recorded(memory.state, call, residual)
-        samples.append(Sample(_place(call), residual, _total(residual)))
+        samples.append(Sample(place(call), residual, _total(residual)))
+        if not self._policy.measures:
+            memory.watch = Finite(memory.totals())
         self._follow(memory, number, samples[-1])
 
     def _check(
         self, call: Call, memory: _Memory, samples: Sequence[Sample], truth: Streams
     ) -> None:
         predictor = self._policy.predictor(call, self.rule.predictor)
-        guess = predictor.predict(samples, _place(call), memory.trail.get(0, ()))
+        guess = predictor.predict(samples, place(call), memory.trail.get(0, ()))
         error = relative_change(guess.hidden, truth.hidden)
         call.generation.timeline.measure_later("error", error)
         self._policy.missed(memory.state, error)
@@ -356,14 +363,8 @@ def _unmeasured(memory: _Memory, ask: Ask) -> Answer | None:
     """What a policy that measures nothing cannot see: another shape, a residual of no use."""
     if not alike(memory.residuals[0][-1].value.hidden, ask.call.hidden):
         return _forced("shape, dtype or device changed")
-    finite = memory.finite()
-    if finite is None:
-        return None
-    if finite.device.type != "cpu":
-        # Looking would wait for the device, at every step of a plan that waits for nothing.
-        ask.call.generation.timeline.warn_unless_finite(finite, "non-finite features were reused")
-        return None
-    return None if bool(finite.isfinite()) else _forced(NON_FINITE)
+    refuted = memory.watch is not None and memory.watch.refuted()
+    return _forced(NON_FINITE) if refuted else None
 
 
 def _segments(blocks: Sequence[Site]) -> list[list[Site]]:
@@ -374,11 +375,6 @@ def _segments(blocks: Sequence[Site]) -> list[list[Site]]:
         else:
             segments.append([site])
     return segments
-
-
-def _place(call: Call) -> float:
-    # Where the schedule is unknown, evaluations are evenly spaced.
-    return float(-call.step) if call.sigma is None else call.sigma
 
 
 def _total(residual: Streams) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from accel.errors import AccelUnsupportedError
 from accel.layers import Call
-from accel.sites import BlockIO, Hook, Kind, ModelSites, Site
+from accel.sites import BlockIO, Hook, Kind, ModelSites, Site, uncompiled
 
 SKIPS = "res_hidden_states_tuple"
 
@@ -96,7 +96,7 @@ class UNetPath:
         return Branch(skip, block, layer, up, inner)
 
     def _check_block(self, site: Site) -> None:
-        block = original(site)
+        block = uncompiled(site.module)
         name = type(block).__name__
         if reason := _OTHER_WAYS.get(name):
             self._refuse(f"{reason} ({site.path} is a {name})")
@@ -114,30 +114,25 @@ class UNetPath:
         )
 
 
-def original(site: Site) -> Any:
-    """The module of a site, or the one that a compiled module wraps."""
-    return getattr(site.module, "_orig_mod", site.module)
-
-
 def resnets(site: Site) -> nn.ModuleList:
     """The resnets of a UNet block."""
-    found: nn.ModuleList = original(site).resnets
+    found: nn.ModuleList = uncompiled(site.module).resnets
     return found
 
 
 def handed(site: Site) -> int:
     """Features that a down block hands to the way up: its layers' and its downsampler's."""
-    return len(resnets(site)) + bool(getattr(original(site), "downsamplers", None))
+    return len(resnets(site)) + bool(getattr(uncompiled(site.module), "downsamplers", None))
 
 
 def scales_in_place(site: Site) -> bool:
     """Whether an up block writes into what it is given, as FreeU does."""
-    return bool(getattr(original(site), "b1", None))
+    return bool(getattr(uncompiled(site.module), "b1", None))
 
 
 def layers(site: Site) -> list[list[Site]]:
     """The layers of a UNet block: each its resnet, then the attention and motion behind it."""
-    block = original(site)
+    block = uncompiled(site.module)
     count = len(block.resnets)
     found = [[_inner(site, f"resnets.{index}")] for index in range(count)]
     for name, stack in _stacks(block):
@@ -149,7 +144,7 @@ def layers(site: Site) -> list[list[Site]]:
 
 def samplers(site: Site) -> list[Site]:
     """What changes the resolution at the end of a UNet block."""
-    block = original(site)
+    block = uncompiled(site.module)
     return [
         _inner(site, f"{name}.{index}")
         for name in _SAMPLERS
@@ -164,7 +159,7 @@ def _stacks(block: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
 
 
 def _inner(site: Site, path: str) -> Site:
-    module = original(site).get_submodule(path)
+    module = uncompiled(site.module).get_submodule(path)
     first = next(iter(Site(Kind.LAYER, "", module).positions))
     return Site(Kind.LAYER, f"{site.path}.{path}", module, BlockIO(hidden=first))
 

@@ -12,7 +12,7 @@ from accel.layers import Call
 from accel.method import Binding
 from accel.sites import Streams
 from caching.finite import Finite
-from caching.guards import place_computes
+from caching.guards import place_computes, warn_non_finite
 from caching.snapshot import Snapshot
 from caching.unet import UNetPath
 
@@ -182,9 +182,7 @@ class UNetCache(ABC):
             memory.copied = True
             return "a block wrote into its input"
         if memory.finite is not None and memory.finite.refuted():
-            call.generation.timeline.warn(
-                "non-finite features were computed anew instead of reused"
-            )
+            warn_non_finite(call)
             return "non-finite"
         return None
 

@@ -8,9 +8,10 @@ import torch
 
 import accel
 from caching import BWCache, FirstBlockCache, LinearPlan, MagCache, Newton, TeaCache
-from caching.learning import Lesson
+from caching.learning import Learnt, Lesson
 from caching.magnitude_drift import at, curve
 from caching.modulated_change import estimate, fit
+from caching.stack_method import Watcher
 from tests.unit.toys import Chain, drive, ones
 
 OPEN: dict[str, Any] = {"warmup": 0, "tail": 0, "min_steps": 0, "max_streak": None}
@@ -166,6 +167,20 @@ def test_teacache_learns_in_the_first_generation_and_reuses_from_the_second() ->
     # The stack is linear, so the learnt polynomial is the identity.
     started.drive(*powers(1.1, 8))
     assert started.pattern == "crrcrrcr"
+
+
+@pytest.mark.parametrize("method", [TeaCache, MagCache])
+def test_what_is_known_is_not_learnt_again(method: Any) -> None:
+    learnt = Learnt()
+    watching = Watcher(method=method(threshold=0.25, **OPEN), learnt=learnt)
+    started = Started(watching)
+    inputs = [math.prod(1 + 0.02 * k for k in range(n)) for n in range(1, 14)]
+    started.drive(*inputs)
+    taught = [len(lesson.places) for lesson in learnt.everything()]
+    assert sum(taught) >= 12
+    for _ in range(3):
+        started.drive(*inputs)
+    assert [len(lesson.places) for lesson in learnt.everything()] == taught
 
 
 def test_teacaches_fit_is_the_polynomial_that_made_the_points() -> None:
