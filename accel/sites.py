@@ -17,6 +17,8 @@ class Kind(StrEnum):
     DENOISER = "denoiser"
     BLOCK = "block"
     ATTENTION = "attention"
+    TEMPORAL_ATTENTION = "temporal attention"
+    CROSS_ATTENTION = "cross-attention"
     MLP = "mlp"
     DOWN = "down"
     MID = "mid"
@@ -140,11 +142,17 @@ def _parameter_names(module: nn.Module) -> list[str]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSites:
-    """Every site of one denoiser, in the order the model runs them. Methods bind to these."""
+    """Every site of one denoiser, in the order the model runs them. Methods bind to these.
+
+    `attention` is self-attention over one picture or a whole clip, and joint attention over picture
+    and text; `temporal` is self-attention over the frames alone; `cross` looks at the text.
+    """
 
     denoiser: Site
     blocks: tuple[Site, ...] = ()
     attention: tuple[Site, ...] = ()
+    temporal: tuple[Site, ...] = ()
+    cross: tuple[Site, ...] = ()
     mlp: tuple[Site, ...] = ()
     down: tuple[Site, ...] = ()
     mid: tuple[Site, ...] = ()
@@ -174,6 +182,20 @@ class ModelSites:
             f"{method} needs at least {at_least} transformer blocks in a row, but {self.name} has "
             f"{found}. Choose a method for this kind of model (`accel.methods()` lists them)"
             + (", or fewer head and tail blocks." if self.blocks else ".")
+        )
+
+    def require_attention(self, method: str) -> None:
+        """Checks that there is attention to hook.
+
+        Raises:
+            AccelUnsupportedError: if the model has no attention modules under a known name.
+        """
+        if self.attention or self.temporal or self.cross:
+            return
+        raise AccelUnsupportedError(
+            f"{method} works on attention modules, but found none in {self.name}. Add the name "
+            "that its blocks give them to ATTENTION_NAMES or CROSS_ATTENTION_NAMES in "
+            "accel/specs.py."
         )
 
 

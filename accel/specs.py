@@ -17,10 +17,13 @@ class ModelSpec:
     Attributes:
         stacks: attribute paths of `ModuleList`s, first to run first.
         unet: whether the model has `down_blocks`, `mid_block` and `up_blocks` instead.
+        loose: attribute paths of lists whose blocks do not run one after the other, such as spatial
+            and temporal ones in turns: their attention and MLPs are sites, the blocks are not.
     """
 
     stacks: tuple[str, ...] = ()
     unet: bool = False
+    loose: tuple[str, ...] = ()
 
 
 _CONTEXT = "encoder_hidden_states"
@@ -46,12 +49,18 @@ DENOISERS: dict[str, ModelSpec] = {
     "HunyuanImageTransformer2DModel": _TWO_STACKS,
     "HunyuanVideoTransformer3DModel": _TWO_STACKS,
     "LTXVideoTransformer3DModel": _ONE_STACK,
+    "LatteTransformer3DModel": ModelSpec(
+        loose=("transformer_blocks", "temporal_transformer_blocks")
+    ),
     "MochiTransformer3DModel": _ONE_STACK,
     "PixArtTransformer2DModel": _ONE_STACK,
     "QwenImageTransformer2DModel": _ONE_STACK,
     "SD3Transformer2DModel": _ONE_STACK,
     "SanaTransformer2DModel": _ONE_STACK,
     "UNet2DConditionModel": _UNET,
+    "UNet3DConditionModel": _UNET,
+    "UNetMotionModel": _UNET,
+    "UNetSpatioTemporalConditionModel": _UNET,
     "WanTransformer3DModel": ModelSpec(("blocks",)),
 }
 
@@ -82,9 +91,23 @@ BLOCKS: dict[str, BlockIO] = {
     "WanTransformerBlock": ONE_STREAM,
 }
 
-# Attribute names of a block's self-attention (in joint models the attention over both streams) and
-# of its MLPs.
+# Attribute names of a block's self-attention (in joint models the attention over both streams), of
+# its cross-attention (unless the module's own `is_cross_attention` denies it), and of its MLPs.
 ATTENTION_NAMES = ("attn", "attn1")
+CROSS_ATTENTION_NAMES = ("attn2", "cross_attn")
 MLP_NAMES = ("ff", "ffn", "ff_context", "img_mlp", "txt_mlp")
+# Attribute names of the parts of a model that attend over frames.
+TEMPORAL_NAMES = (
+    "motion_modules",
+    "temp_attentions",
+    "temporal_transformer_blocks",
+    "transformer_in",
+)
+# Blocks that hold a UNet's attention.
+UNET_BLOCKS = (
+    "BasicTransformerBlock",
+    "FreeNoiseTransformerBlock",
+    "TemporalBasicTransformerBlock",
+)
 # Pipeline components that may hold a denoiser of a class not in the table.
 DENOISER_COMPONENTS = ("transformer", "transformer_2", "unet", "prior")

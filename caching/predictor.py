@@ -106,3 +106,57 @@ def _combine(values: Sequence[Streams], weights: Sequence[float]) -> Streams:
         if context is not None and value.context is not None:
             context.add_(value.context, alpha=weight)
     return Streams(hidden, context)
+
+
+@dataclass(frozen=True, slots=True)
+class Differential(Predictor):
+    """The newest residual plus `weight` times its change from the one before.
+
+    FasterCache's extrapolation (arXiv 2410.19355), wherever on the schedule the two lie.
+    """
+
+    weight: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_number(self, "weight", self.weight, low=0.0)
+
+    @property
+    def depth(self) -> int:
+        """Two samples."""
+        return 2
+
+    @property
+    def action(self) -> str:
+        """The residual is extrapolated."""
+        return "forecast"
+
+    def predict(self, samples: Sequence[Sample], sigma: float) -> Streams:  # noqa: ARG002 -- the same at every sigma
+        """The extrapolated residual; with a single sample, that sample."""
+        values = [sample.value for sample in samples[-2:]]
+        return _combine(values, [-self.weight, 1 + self.weight][-len(values) :])
+
+
+@dataclass(frozen=True, slots=True)
+class Damped(Predictor):
+    """The newest residual plus only a `share` of the change that another predictor expects."""
+
+    inner: Predictor
+    share: float
+
+    def __post_init__(self) -> None:
+        require_number(self, "share", self.share, low=0.0, high=1.0)
+
+    @property
+    def depth(self) -> int:
+        """As many samples as the other predictor."""
+        return self.inner.depth
+
+    @property
+    def action(self) -> str:
+        """What the other predictor does."""
+        return self.inner.action
+
+    def predict(self, samples: Sequence[Sample], sigma: float) -> Streams:
+        """The damped residual."""
+        expected, newest = self.inner.predict(samples, sigma), samples[-1].value
+        return _combine([newest, expected], [1 - self.share, self.share])

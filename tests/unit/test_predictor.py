@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from accel.errors import OptionError
 from accel.sites import Streams
 from caching import Hold, Newton
-from caching.predictor import Sample
+from caching.predictor import Damped, Differential, Sample
 
 
 def samples(function, sigmas):
@@ -48,3 +49,28 @@ def test_the_text_stream_is_extrapolated_too_and_may_be_absent():
     value = Newton(order=1).predict(both, 0.0)
     assert float(value.context) == pytest.approx(0.0, abs=1e-6)
     assert Newton(order=1).predict(samples(lambda x: x, [1.0, 0.5]), 0.0).context is None
+
+
+def test_a_differential_goes_on_by_a_share_of_the_newest_change():
+    kept = samples(lambda x: 10 * x, [1.0, 0.9, 0.6])
+    # 6 + (6 - 9) / 2, whatever is asked for.
+    assert float(Differential(0.5).predict(kept, 0.1).hidden) == pytest.approx(4.5)
+    assert float(Differential(0.0).predict(kept, 0.1).hidden) == pytest.approx(6)
+    assert Differential(0.5).predict(kept[:1], 0.1) is kept[0].value
+
+
+def test_a_damped_predictor_changes_by_a_share_of_what_it_expects():
+    kept = samples(lambda x: 10 * x, [1.0, 0.5])
+    inner = Newton(order=1)
+    # From 5 to 1, of which a quarter.
+    damped = Damped(inner, 0.25)
+    assert float(damped.predict(kept, 0.1).hidden) == pytest.approx(4)
+    assert (damped.depth, damped.action) == (inner.depth, inner.action)
+    assert float(kept[-1].value.hidden) == 5
+
+
+def test_bad_weights_and_shares_are_refused():
+    with pytest.raises(OptionError, match="weight"):
+        Differential(-1.0)
+    with pytest.raises(OptionError, match="share"):
+        Damped(Hold(), 1.5)
