@@ -80,7 +80,7 @@ def recording(module):
 
 
 def published(difference, time):
-    """Returns the weighted difference as the published code computes it, in the shifted spectrum."""
+    """Returns the weighted difference, computed as published in the shifted spectrum."""
     low_weight = 1.1 if 0.099 < time < 0.901 else 1.0
     high_weight = 1.1 if time < 0.301 else 1.0
     height, width = difference.shape[-2:]
