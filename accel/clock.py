@@ -107,7 +107,8 @@ def trained_times(scheduler: Any, sigmas: Sequence[float]) -> tuple[float, ...]:
     """
     steps = scheduler.timesteps.tolist()
     trained = getattr(getattr(scheduler, "config", None), "num_train_timesteps", None)
-    if trained is not None and min(steps) >= 0 and _LARGEST_ANGLE < max(steps) <= trained:
+    known = trained is not None and len(steps) > 0
+    if known and min(steps) >= 0 and _LARGEST_ANGLE < max(steps) <= trained:
         return tuple(step / trained for step in steps)
     return tuple(sigma / (1 + sigma) for sigma in sigmas)
 

@@ -1,12 +1,10 @@
 """Low and high frequencies of latents, also of latents that a model handles as tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-from accel.layers import Call
 
 _TOKENS_DIM = 3
 
@@ -30,13 +28,16 @@ class Grid(NamedTuple):
         return self.frames * self.height * self.width
 
 
-def find_grid(call: Call) -> Grid | None:
+def find_grid(argument: Callable[[str], Any]) -> Grid | None:
     """How the tokens of a denoiser call lie, as its other arguments tell, or None.
 
     Flux and Chroma hand over the tokens' places, Qwen-Image and LTX the size of the grid. Waits for
     the device where the places have to be read.
+
+    Args:
+        argument: returns the call's argument of a name, or None.
     """
-    places, shapes = call.argument("img_ids"), call.argument("img_shapes")
+    places, shapes = argument("img_ids"), argument("img_shapes")
     if isinstance(places, Tensor):
         # [N, 3] or, in a batch, [B, N, 4]: frame or picture, row, column.
         table = places[0] if places.dim() == _TOKENS_DIM else places
@@ -45,17 +46,22 @@ def find_grid(call: Call) -> Grid | None:
     if shapes is not None:
         first = _first_shape(shapes)
         return None if first is None else Grid(*first, 2)
-    sides = [call.argument(name) for name in ("num_frames", "height", "width")]
-    if all(isinstance(side, int) for side in sides):
-        return Grid(*sides, 1)
-    return None
+    sides = _sides([argument(name) for name in ("num_frames", "height", "width")])
+    return None if sides is None else Grid(*sides, 1)
 
 
-def _first_shape(shapes: Any) -> Sequence[int] | None:
-    while isinstance(shapes, (list, tuple)) and shapes and not isinstance(shapes[0], int):
+def _first_shape(shapes: Any) -> tuple[int, int, int] | None:
+    while isinstance(shapes, (list, tuple)) and shapes and isinstance(shapes[0], (list, tuple)):
         shapes = shapes[0]
-    valid = isinstance(shapes, (list, tuple)) and len(shapes) == 3  # noqa: PLR2004 -- frames, height, width
-    return shapes if valid else None
+    return _sides(shapes)
+
+
+def _sides(numbers: Any) -> tuple[int, int, int] | None:
+    valid = isinstance(numbers, (list, tuple)) and len(numbers) == 3  # noqa: PLR2004 -- frames, height, width
+    if not valid or not all(isinstance(number, int) for number in numbers):
+        return None
+    frames, height, width = numbers
+    return frames, height, width
 
 
 def split(latents: Tensor, grid: Grid | None) -> tuple[Tensor, Tensor]:
@@ -69,8 +75,10 @@ def split(latents: Tensor, grid: Grid | None) -> tuple[Tensor, Tensor]:
     """
     pictures = latents.float() if grid is None else _unpacked(latents.float(), grid)
     height, width = pictures.shape[-2:]
-    rows = torch.fft.fftfreq(height, 1 / height, device=latents.device)
-    columns = torch.fft.rfftfreq(width, 1 / width, device=latents.device)
+    # Frequencies run up to half of the side and down again; a real picture needs half of a row.
+    down = torch.arange(height, device=latents.device)
+    rows = torch.minimum(down, height - down)
+    columns = torch.arange(width // 2 + 1, device=latents.device)
     inside = rows[:, None] ** 2 + columns**2 <= (min(height, width) // 5) ** 2
     low = torch.fft.irfft2(torch.fft.rfft2(pictures) * inside, s=(height, width))
     if grid is not None:

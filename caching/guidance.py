@@ -141,7 +141,7 @@ class GuidanceCache:
 
     def _turn(self, call: Call, memory: _Memory) -> None:
         """Learns from the step that has ended, and begins the next."""
-        if memory.step == call.step - 1 and memory.attempts < _ATTEMPTS:
+        if memory.calls and memory.step == call.step - 1 and memory.attempts < _ATTEMPTS:
             _learn(memory, call.generation.clock.prediction)
             if memory.problem:
                 self._complain(call, memory.problem)
@@ -238,7 +238,7 @@ class GuidanceCache:
         """Takes the difference apart; returns whether that is possible."""
         memory.grid = None
         if difference.dim() < _PICTURE_DIM:
-            memory.grid = grid = find_grid(call)
+            memory.grid = grid = find_grid(call.argument)
             tokens = 0 if grid is None else grid.tokens
             if grid is None or difference.shape[1] != tokens or difference.shape[2] % grid.patch**2:
                 return False
@@ -270,8 +270,8 @@ def _learn(memory: _Memory, guided: Any) -> None:
         memory.problem = "the denoiser's output is not a single tensor that stays as it was"
     elif len(tensors) == 1:
         _learn_halves(memory, branches[0], tensors[0], guided)
-    elif len(set(branches)) == 2 and alike(*tensors):  # noqa: PLR2004 -- guidance in two calls
-        found = _look(memory, *tensors, guided)
+    elif len(tensors) == len(set(branches)) == 2 and alike(tensors[0], tensors[1]):  # noqa: PLR2004 -- two calls
+        found = _look(memory, tensors[0], tensors[1], guided)
         if found is not None:
             memory.roles = {branches[found]: False, branches[1 - found]: True}
     else:
@@ -282,7 +282,8 @@ def _learn_halves(memory: _Memory, branch: str, both: Tensor, guided: Any) -> No
     # A pipeline without guidance goes on with as many rows as it got.
     if not isinstance(guided, Tensor) or len(both) != 2 * len(guided):
         return
-    found = _look(memory, *both.chunk(2), guided)
+    first, second = both.chunk(2)
+    found = _look(memory, first, second, guided)
     if found is not None:
         memory.halves[branch, len(both)] = 1 - found
 

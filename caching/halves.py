@@ -11,7 +11,10 @@ from accel.sites import Site
 # Tables of places, the same for the whole batch, whatever their first side.
 _UNBATCHED = ("img_ids", "txt_ids", "image_rotary_emb", "rotary_emb")
 _TABLE_DIM = 2
-_FIT = 0.05
+# What of the guided prediction its two parts may leave unexplained, and the least that the smaller
+# weight must be of the larger one: with a scale of 1 there is no unconditional part.
+_UNEXPLAINED = 0.05
+_SMALLEST_WEIGHT = 0.05
 
 
 def unconditional_of(first: Tensor, second: Tensor, guided: Any) -> int | None:
@@ -35,16 +38,17 @@ def unconditional_of(first: Tensor, second: Tensor, guided: Any) -> int | None:
     base, step, target = (x.detach().float().flatten() for x in (first, second - first, guided))
     pairs = ((base, base), (base, step), (step, step), (base, target), (step, target))
     dots = torch.stack([torch.dot(x, y.to(x.device)) for x, y in (*pairs, (target, target))])
-    aa, ad, dd, ag, dg, gg = dots.double().tolist()
+    aa, ad, dd, ag, dg, gg = dots.tolist()
     det = aa * dd - ad * ad
     if not det > 0:
         return None
     along, across = (ag * dd - dg * ad) / det, (dg * aa - ag * ad) / det
     weights = (along - across, across)
-    unexplained = gg - along * ag - across * dg
-    if not unexplained <= _FIT * gg or not weights[0] * weights[1] < 0:
+    small, large = sorted(weights, key=abs)
+    explained = gg - along * ag - across * dg <= _UNEXPLAINED * gg
+    if not explained or not small * large < -_SMALLEST_WEIGHT * large * large:
         return None
-    return 0 if abs(weights[0]) < abs(weights[1]) else 1
+    return weights.index(small)
 
 
 def _like(tensor: Tensor, guided: Tensor) -> Tensor:

@@ -55,17 +55,17 @@ class FiniteWatch:
             return
         answer = torch.empty_like(finite, device="cpu", pin_memory=True)
         answer.copy_(finite, non_blocking=True)
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves the constructor bare
         event.record()
         self._pending.append((step, answer, event))
 
     def broken(self) -> int | None:
         """The newest evaluation that is known by now not to have been finite, or None."""
-        broken, waiting = None, []
-        for step, finite, event in self._pending:
-            if event is not None and not event.query():
-                waiting.append((step, finite, event))
+        asked, self._pending = self._pending, []
+        broken = None
+        for step, finite, event in asked:
+            if event is not None and not event.query():  # type: ignore[no-untyped-call]  # torch leaves it bare
+                self._pending.append((step, finite, event))
             elif not bool(finite):
                 broken = step
-        self._pending = waiting
         return broken

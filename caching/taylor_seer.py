@@ -28,7 +28,7 @@ class TaylorSeer(Method):
 
     Attributes:
         interval: evaluations from one computation to the next, from 1 (always).
-        order: how many derivatives are used, 1 to 3; above 1 noise is amplified.
+        max_order: how many derivatives are used, 1 to 3; above 1 noise is amplified.
         damping: factor on the forecast change for every evaluation beyond the third after a
             computation, 0 (hold) to 1 (none).
         target: what is forecast; "modules" is as published.
@@ -41,7 +41,7 @@ class TaylorSeer(Method):
     """
 
     interval: int = 5
-    order: int = 1
+    max_order: int = 1
     damping: float = 1.0
     target: str = "modules"
     warmup: int = 3
@@ -57,7 +57,7 @@ class TaylorSeer(Method):
 
     def __post_init__(self) -> None:
         require_number(self, "interval", self.interval, low=1, whole=True)
-        require_number(self, "order", self.order, low=1, high=3, whole=True)
+        require_number(self, "max_order", self.max_order, low=1, high=3, whole=True)
         require_number(self, "damping", self.damping, low=0.0, high=1.0)
         for name in ("warmup", "tail", "min_steps"):
             require_number(self, name, getattr(self, name), low=0, whole=True)
@@ -83,7 +83,7 @@ class TaylorSeer(Method):
         )
         rule = OutputRule(
             groups=tuple(group for group in groups if group.sites),
-            depth=self.order + 1,
+            depth=self.max_order + 1,
             predictor=self._predictor,
             warmup=self.warmup,
             tail=self.tail,
@@ -93,7 +93,7 @@ class TaylorSeer(Method):
 
     def _predictor(self, call: Call, age: int) -> Predictor:
         del call
-        newton = Newton(self.order)
+        newton = Newton(self.max_order)
         beyond = max(0, age - _SAFE_AGE)
         return Damped(newton, self.damping**beyond) if beyond and self.damping < 1 else newton
 

@@ -112,3 +112,11 @@ def test_a_denoiser_compiled_from_outside_after_patching_still_gives_the_eager_r
     whole = torch.compile(case.denoiser(pipe), backend="eager")
     setattr(pipe, case.denoiser_names[0], whole)
     torch.testing.assert_close(case.run(pipe), fresh(case, engaging(name)))
+
+
+@pairs(COMPILED)
+def test_graphs_that_hooks_would_break_are_said_to_be_broken(case: Case, name: str) -> None:
+    pipe = case.make()
+    case.denoiser(pipe).compile_repeated_blocks(backend="eager")
+    status = accel.patch(pipe, engaging(name)).status()
+    assert any("break their graphs" in note for note in status.notes) is (name in INSIDE)

@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FluxPipeline, LTXPipeline
-from torch import nn
 
-from accel.layers import Call
-from accel.sites import Kind, Site
 from caching.frequencies import Grid, find_grid, split
 
 
@@ -63,16 +60,8 @@ def test_half_precision_is_split_in_single():
     assert low.dtype == high.dtype == torch.float32
 
 
-class Takes(nn.Module):
-    def forward(self, hidden_states, **others):
-        return hidden_states
-
-
 def grid_of(**arguments):
-    class Layer:
-        site = Site(Kind.DENOISER, "", Takes())
-
-    return find_grid(Call(Layer(), 0, None, (), arguments))
+    return find_grid(arguments.get)
 
 
 def test_the_grid_is_found_in_what_each_family_hands_over():

@@ -23,7 +23,7 @@ def test_every_kind_of_attention_has_its_own_interval():
     reasons = [decision.reason for decision in handle.report.decisions]
     spatial, cross = "spatial attention held", "cross-attention held"
     assert reasons == [
-        *("interval over", f"{spatial} and {cross}", cross, spatial),
+        *("outside of the window", f"{spatial} and {cross}", cross, spatial),
         *(cross, f"{spatial} and {cross}", "interval over"),
     ]
 
@@ -38,7 +38,7 @@ def test_mlps_are_held_in_the_first_blocks_where_asked():
 
 def test_without_a_scheduler_the_window_counts_evaluations():
     model = Tower(Adding(attn=1), Adding(attn=1))
-    handle = probed(model, PAB(spatial=9, **{**OPEN, "window": (0.3, 0.7)}))
+    handle = probed(model, PAB(spatial=9, **{**OPEN, "window": (0.35, 0.65)}))
     drive(model, handle, ones(*[1] * 10))
     held = [d.step for d in handle.report.decisions if d.action == "reused"]
     # Places 1, .9, ... .1: strictly inside are .6, .5 and .4.
@@ -107,7 +107,7 @@ def motion():
         motion_num_attention_heads=2,
         norm_num_groups=4,
     )
-    inputs = (torch.randn(1, 4, 2, 8, 8), torch.tensor([500]), torch.randn(1, 5, 16))
+    inputs = (torch.randn(1, 4, 2, 8, 8), torch.tensor([500]), torch.randn(2, 5, 16))
     return shaken(model), inputs
 
 

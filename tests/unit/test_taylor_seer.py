@@ -30,7 +30,7 @@ def test_order_one_is_exact_while_outputs_change_evenly():
 @pytest.mark.parametrize(("order", "exact"), [(1, False), (2, True), (3, True)])
 def test_squares_need_order_two_in_newtons_form(order, exact):
     model = Tower(Adding(attn=1), Adding(attn=1))
-    handle = probed(model, TaylorSeer(interval=3, order=order, warmup=4, **OPEN))
+    handle = probed(model, TaylorSeer(interval=3, max_order=order, warmup=4, **OPEN))
     inputs = [x * x for x in range(1, 7)]
     outputs = floats(drive(model, handle, ones(*inputs)))
     assert (outputs == pytest.approx([4 * x for x in inputs])) is exact
@@ -40,7 +40,7 @@ def test_backward_differences_as_derivatives_would_miss_the_same_squares():
     # At 1, 4, 9, 16 the newest differences are 7 and 2. Taylor's terms give, two evaluations on,
     # 16 + 2 * 7 + 4 / 2 * 2 = 34; the next square but one is 36.
     model = Tower(Adding(attn=1), Adding(attn=1))
-    handle = probed(model, TaylorSeer(interval=3, order=2, warmup=4, **OPEN))
+    handle = probed(model, TaylorSeer(interval=3, max_order=2, warmup=4, **OPEN))
     outputs = floats(drive(model, handle, ones(1, 4, 9, 16, 25, 36)))
     assert outputs[5] == pytest.approx(4 * 36)
     assert outputs[5] != pytest.approx(36 + 34 + 2 * 34, rel=0.01)
@@ -66,7 +66,7 @@ def test_evaluations_at_one_noise_level_do_not_make_the_forecast_infinite():
     # Heun's method evaluates twice at every noise level but the first.
     case = CASES["sd3_heun"]
     pipe = case.make()
-    handle = accel.patch(pipe, TaylorSeer(interval=4, order=2, warmup=5, **OPEN))
+    handle = accel.patch(pipe, TaylorSeer(interval=4, max_order=2, warmup=5, **OPEN))
     assert torch.isfinite(case.run(pipe)).all()
     assert handle.report.engaged
 
@@ -105,8 +105,8 @@ def test_a_stack_without_attention_is_refused():
     "options",
     [
         {"interval": 0},
-        {"order": 0},
-        {"order": 4},
+        {"max_order": 0},
+        {"max_order": 4},
         {"damping": 1.5},
         {"target": "layers"},
         {"warmup": -1},
