@@ -79,7 +79,8 @@ class Newton(Predictor):
 
     def predict(self, samples: Sequence[Sample], sigma: float) -> Streams:
         """The extrapolated residual; with a single sample, that sample."""
-        used = list(samples)[-self.depth :]
+        # Heun's method evaluates twice at one sigma, no gap to divide by: the newer one counts.
+        used = list({sample.sigma: sample for sample in samples}.values())[-self.depth :]
         weights = _lagrange([sample.sigma for sample in used], sigma)
         return _combine([sample.value for sample in used], weights)
 

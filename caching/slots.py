@@ -124,7 +124,7 @@ class Slot:
         form = (cls, tuple(part is None for part in parts))
         if form != self.form or not self._related(signature):
             self.kept.clear()
-        # Two outputs at one place on the schedule would make an extrapolation infinite.
+        # Two outputs at one place on the schedule tell nothing of how it goes on.
         if self.kept and self.kept[-1].sigma == sigma:
             self.kept.pop()
         while len(self.kept) >= self.depth:

@@ -291,3 +291,26 @@ def test_a_difference_is_measured_without_extrapolated_attention(batched):
     assert all(decision.modules_skipped == 0 for decision in both)
     assert {decision.action for decision in both} == {"computed"}
     assert any(decision.action == "forecast" for decision in handle.report.decisions)
+
+
+class Overwriting(MiniPipe):
+    """Reuses the memory of the first prediction before it asks for the second."""
+
+    def predict(self, latents, order):
+        found = {}
+        for key, name in zip(order, ("cond", "uncond"), strict=False):
+            with self.transformer.cache_context(name):
+                (out,) = self.transformer(latents, self.text[key])
+            found[key] = out.clone()
+            out.zero_()
+        return found
+
+
+def test_a_conditional_prediction_that_was_written_into_is_not_built_on():
+    pipe = Overwriting(Painter(), "cu", batched=False, named=True)
+    handle = patched(pipe)
+    expected = pipe()
+    assert rebuilt(handle) == []
+    assert "not a tensor of its own" in handle.report.decisions[-1].reason
+    handle.unpatch()
+    assert torch.equal(pipe(), expected)

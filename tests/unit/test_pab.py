@@ -129,7 +129,7 @@ def test_temporal_attention_of_video_models_is_held_the_longer(make):
 def test_no_kind_that_the_model_has_is_refused_with_what_it_has():
     pipe = CASES["flux"].make()
     with pytest.raises(
-        accel.AccelUnsupportedError, match=r"FluxTransformer2DModel.*6 spatial, 0 te"
+        accel.AccelUnsupportedError, match=r"FluxTransformer2DModel.*6 spatial, 0 temporal"
     ):
         accel.patch(pipe, PAB(spatial=None, temporal=4, cross=6))
     assert not accel.status(pipe).patched

@@ -74,3 +74,9 @@ def test_bad_weights_and_shares_are_refused():
         Differential(-1.0)
     with pytest.raises(OptionError, match="share"):
         Damped(Hold(), 1.5)
+
+
+def test_of_two_residuals_at_one_noise_level_newton_takes_the_newer():
+    kept = samples(lambda x: 10 * x, [1.0, 0.5])
+    doubled = [kept[0], Sample(0.5, Streams(torch.tensor([99.0]))), kept[1]]
+    assert float(Newton(order=2).predict(doubled, 0.1).hidden) == pytest.approx(1)

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from torch import nn
 
 import accel
 from accel.models import find_spec, known_sites
 from caching import TaylorSeer
 from tests.tiny import CASES, DENOISERS
 from tests.tiny.observe import counting
-from tests.unit.toys import Adding, Chain, Tower, drive, ones, probed
+from tests.unit.toys import Adding, Chain, Scale, Tower, drive, ones, probed
 
 OPEN = {"tail": 0, "min_steps": 0}
 
@@ -92,6 +93,28 @@ def test_blocks_whose_attention_and_mlp_share_a_projection_rest_as_a_whole():
     # Computed at 0 and 3.
     assert count() == 2 * len(inside)
     assert handle.report.decisions[1].reason == "modules forecast and blocks forecast"
+
+
+class InPlace(nn.Module):
+    """A block with attention alone, which adds into its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.attn = Scale(1)
+
+    def forward(self, hidden_states):
+        return hidden_states.add_(self.attn(hidden_states))
+
+
+def test_a_block_that_writes_into_its_input_is_forecast_from_copies():
+    model = Tower(InPlace(), InPlace())
+    with torch.no_grad():
+        handle = probed(model, TaylorSeer(interval=2, warmup=2, **OPEN))
+        outputs = floats(drive(model, handle, ones(1, 2, 3, 4, 5)))
+    # The first call of a block tells that it writes, so the residuals of the second are the first
+    # kept, 2 and 4: 3 + 2 + 4. With those of the fourth, 4 and 8, they go on to 5 and 10.
+    assert outputs == [4, 8, 9, 16, 5 + 5 + 10]
+    assert handle.report.reused == 2
 
 
 def test_a_stack_without_attention_is_refused():
