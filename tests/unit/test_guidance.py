@@ -314,3 +314,20 @@ def test_a_conditional_prediction_that_was_written_into_is_not_built_on():
     assert "not a tensor of its own" in handle.report.decisions[-1].reason
     handle.unpatch()
     assert torch.equal(pipe(), expected)
+
+
+class Shrinking(MiniPipe):
+    """Shows its denoiser a part of the picture from the fourth step on."""
+
+    def predict(self, latents, order):
+        width = 10 if len(self.inputs) < 4 else 6
+        found = super().predict(latents[..., :width], order)
+        return {key: torch.nn.functional.pad(part, (0, 10 - width)) for key, part in found.items()}
+
+
+def test_a_change_of_size_within_a_generation_computes_a_new_difference():
+    pipe = Shrinking(Painter(torch.ones(1, 1)))
+    handle = patched(pipe)
+    pipe()
+    assert rebuilt(handle) == [2, 4, 5, 6, 8, 9, 10]
+    assert handle.report.decisions[3].reason.startswith("no difference")
