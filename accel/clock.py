@@ -7,7 +7,8 @@ scheduler.
 
 import functools
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 
 from accel.copies import Overlay
+
+_LARGEST_ANGLE = math.pi / 2
 
 
 class Clock:
@@ -34,8 +37,11 @@ class Clock:
         self.num_steps = num_steps
         self.scheduler: Any = None
         self.after_step: list[Callable[[Clock, Tensor, Tensor], None]] = []
+        # What the pipeline last handed to its scheduler: the guided prediction.
+        self.prediction: Any = None
         self._offset = 0
         self._sigmas: tuple[float, ...] = ()
+        self._times: tuple[float, ...] = ()
         self._begin_index: Callable[[], int | None] = lambda: None
         self._known_num_steps = known_num_steps or (lambda: None)
 
@@ -53,6 +59,20 @@ class Clock:
     def starts_late(self) -> bool:
         """Whether the generation leaves out the start of the schedule, as image-to-image does."""
         return self._offset > 0
+
+    @property
+    def time(self) -> float | None:
+        """Timestep of the current evaluation as a share of the trained ones, 1 (noise) to 0.
+
+        Without a scheduler, evaluations are taken to be evenly spaced; None where not even their
+        number is known.
+        """
+        index = self._offset + self.step
+        if index < len(self._times):
+            return self._times[index]
+        if self._times or self.num_steps is None:
+            return None
+        return max(0.0, 1 - self.step / self.num_steps)
 
     def settle(self) -> None:
         """Fixes the number of evaluations; called at the first one.
@@ -79,11 +99,13 @@ class Clock:
         def set_timesteps(*args: Any, **kwargs: Any) -> Any:
             result = original_set(*args, **kwargs)
             self.step, self._sigmas = 0, noise_levels(scheduler)
+            self._times = trained_times(scheduler, self._sigmas)
             return result
 
         @functools.wraps(original_step)
         def step(*args: Any, **kwargs: Any) -> Any:
             result = original_step(*args, **kwargs)
+            self.prediction = args[0] if args else kwargs.get("model_output")
             self.steps_seen += 1
             self.advance()
             if self.after_step:
@@ -94,6 +116,21 @@ class Clock:
 
         overlay = Overlay(scheduler, {"set_timesteps": set_timesteps, "step": step})
         stack.callback(overlay.remove)
+        stack.callback(setattr, self, "prediction", None)
+
+
+def trained_times(scheduler: Any, sigmas: Sequence[float]) -> tuple[float, ...]:
+    """Every evaluation's timestep as a share of those that the model was trained on, 1 to 0.
+
+    Where the scheduler's timesteps are something else (logarithms of sigma, angles), the place is
+    that of a flow with the same ratio of noise to signal: sigma / (1 + sigma).
+    """
+    steps = scheduler.timesteps.tolist()
+    trained = getattr(getattr(scheduler, "config", None), "num_train_timesteps", None)
+    known = trained is not None and len(steps) > 0
+    if known and min(steps) >= 0 and _LARGEST_ANGLE < max(steps) <= trained:
+        return tuple(step / trained for step in steps)
+    return tuple(sigma / (1 + sigma) for sigma in sigmas)
 
 
 def noise_levels(scheduler: Any) -> tuple[float, ...]:

@@ -90,10 +90,10 @@ class Comparison:
 
     @property
     def skipped_share(self) -> float:
-        """Share of the transformer blocks that did not run, 0..1."""
-        skipped = sum(report.blocks_skipped for report in self.reports)
-        total = skipped + sum(report.blocks_run for report in self.reports)
-        return skipped / total if total else 0.0
+        """Share of the blocks, or of the modules that a method answers for, that did not run."""
+        run = sum(report.parts[0] for report in self.reports)
+        skipped = sum(report.parts[1] for report in self.reports)
+        return skipped / (run + skipped) if run + skipped else 0.0
 
     @property
     def verdicts(self) -> tuple[str, ...]:

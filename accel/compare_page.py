@@ -112,7 +112,7 @@ def _tiles(comparison: Comparison) -> str:
         ),
         (decibels(summary.psnr_mean), _psnr_words(summary)),
         (f"{summary.ssim_mean:.4f}", f"SSIM, worst {summary.ssim_worst:.4f}"),
-        (f"{comparison.skipped_share:.0%}", "of the blocks skipped"),
+        (f"{comparison.skipped_share:.0%}", "of the blocks or modules skipped"),
     )
     cells = (
         f'<div class="card tile"><b>{big}</b><span>{under}</span></div>' for big, under in tiles

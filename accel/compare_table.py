@@ -49,7 +49,7 @@ def facts(comparison: "Comparison") -> tuple[tuple[str, str], ...]:
         f"(A/B of medians {ratio.of_medians:.2f})"
     )
     skipped = (
-        f"{comparison.skipped_share:.0%} of the blocks; "
+        f"{comparison.skipped_share:.0%} of the blocks or modules; "
         f"{reused} of {calls} denoiser calls reused work"
     )
     found = [
@@ -126,7 +126,8 @@ def _verdicts(comparison: "Comparison") -> Iterator[str]:
     if comparison.engaged and ratio.paired.median * (1 - comparison.skipped_share) > _EXPLAINED:
         yield (
             f"No faith in {ratio.paired.median:.2f} times: skipping {comparison.skipped_share:.0%} "
-            "of the blocks does not explain it. The machine was busy; measure with more --rounds."
+            "of the blocks or modules does not explain it. The machine was busy; measure with more "
+            "--rounds."
         )
     if comparison.engaged:
         yield from _control_verdicts(comparison)

@@ -128,6 +128,20 @@ class Engine:
             max((method.order for method in self._methods), default=0), self._prove
         )
         self._sites = sites
+        self._note_broken_graphs()
+
+    def _note_broken_graphs(self) -> None:
+        compiled = tuple(
+            f"{path}."
+            for path, module in self.module.named_modules()
+            if path and module._compiled_call_impl is not None  # noqa: SLF001 -- torch has no public name
+        )
+        paths = (layer.site.path for layer in self._layers.values())
+        if compiled and any(path.startswith(compiled) for path in paths):
+            self.notes.append(
+                f"blocks of {self.name} are compiled and hooks inside of them break their graphs; "
+                "compile their attention and MLPs instead"
+            )
 
     def _probe(self, call: Call) -> Any:
         if self._probed:

@@ -104,6 +104,14 @@ class Call:
         return self.generation.sigma
 
     @property
+    def time(self) -> float | None:
+        """Timestep of this evaluation as a share of the trained ones, from 1 (noise) to 0.
+
+        None where neither the scheduler nor the number of evaluations tells.
+        """
+        return self.generation.time
+
+    @property
     def branch(self) -> str:
         """Guidance branch: the `cache_context` name, else which conditioning the call carries."""
         return self.generation.branch

@@ -15,7 +15,8 @@ from accel.sites import Hook, ModelSites, Site
 class Claim(StrEnum):
     """Work that only one method may take over at a time."""
 
-    SKIPS_BLOCKS = "skips transformer blocks between steps"
+    SKIPS_BLOCKS = "skips blocks, or modules of theirs, between steps"
+    SKIPS_GUIDANCE = "answers guidance calls without running them"
     REPLACES_ATTENTION = "replaces the attention of a layer"
     REDUCES_TOKENS = "removes tokens from a layer"
 

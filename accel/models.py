@@ -1,6 +1,6 @@
 """From a denoiser to its sites: by the table of specs, else by structure and a probing call."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -12,9 +12,12 @@ from accel.sites import BlockIO, Kind, ModelSites, Site, uncompiled
 from accel.specs import (
     ATTENTION_NAMES,
     BLOCKS,
+    CROSS_ATTENTION_NAMES,
     DENOISER_COMPONENTS,
     DENOISERS,
     MLP_NAMES,
+    TEMPORAL_NAMES,
+    UNET_BLOCKS,
     ModelSpec,
 )
 
@@ -84,16 +87,8 @@ def known_sites(module: nn.Module, spec: ModelSpec) -> ModelSites:
 
 def with_parts(module: nn.Module, blocks: tuple[Site, ...]) -> ModelSites:
     """The sites of a transformer with these blocks: them, their attention and their MLPs."""
-    parts = chain.from_iterable(_parts(site.path, site.module) for site in blocks)
-    by_kind: dict[Kind, list[Site]] = {Kind.ATTENTION: [], Kind.MLP: []}
-    for site in parts:
-        by_kind[site.kind].append(site)
-    return ModelSites(
-        denoiser=denoiser_site(module),
-        blocks=blocks,
-        attention=tuple(by_kind[Kind.ATTENTION]),
-        mlp=tuple(by_kind[Kind.MLP]),
-    )
+    sites = ModelSites(denoiser=denoiser_site(module), blocks=blocks)
+    return _add_parts(sites, ((site.path, site.module) for site in blocks))
 
 
 def denoiser_site(module: nn.Module) -> Site:
@@ -145,17 +140,38 @@ def _block_io(module: nn.Module, block: nn.Module) -> BlockIO:
     return io
 
 
-def _parts(path: str, block: nn.Module) -> Iterator[Site]:
+def _add_parts(sites: ModelSites, blocks: Iterable[tuple[str, nn.Module]]) -> ModelSites:
+    """These sites and the attention and the MLPs of these blocks."""
+    found = [site for path, block in blocks for site in _parts_of(path, block)]
+
+    def of(kind: Kind) -> tuple[Site, ...]:
+        return tuple(site for site in found if site.kind is kind)
+
+    return replace(
+        sites,
+        attention=of(Kind.ATTENTION),
+        temporal=of(Kind.TEMPORAL_ATTENTION),
+        cross=of(Kind.CROSS_ATTENTION),
+        mlp=of(Kind.MLP),
+    )
+
+
+def _parts_of(path: str, block: nn.Module) -> Iterator[Site]:
     for name, child in uncompiled(block).named_children():
-        if name in ATTENTION_NAMES:
-            yield Site(Kind.ATTENTION, f"{path}.{name}", child)
+        inner = f"{path}.{name}"
+        if name in ATTENTION_NAMES or name in CROSS_ATTENTION_NAMES:
+            yield Site(_attention_kind(inner, child), inner, child)
         elif name in MLP_NAMES:
-            yield Site(
-                Kind.MLP,
-                f"{path}.{name}",
-                child,
-                BlockIO(hidden=next(iter(_first_argument(child)))),
-            )
+            yield Site(Kind.MLP, inner, child, BlockIO(hidden=next(iter(_first_argument(child)))))
+
+
+def _attention_kind(path: str, module: nn.Module) -> Kind:
+    *outer, name = path.split(".")
+    # SD 3.5 and AnimateDiff call a second self-attention `attn2`.
+    if getattr(module, "is_cross_attention", name in CROSS_ATTENTION_NAMES):
+        return Kind.CROSS_ATTENTION
+    temporal = any(part in TEMPORAL_NAMES for part in outer)
+    return Kind.TEMPORAL_ATTENTION if temporal else Kind.ATTENTION
 
 
 def _first_argument(module: nn.Module) -> dict[str, int]:
@@ -167,17 +183,15 @@ def _unet_sites(module: nn.Module) -> ModelSites:
         return tuple(Site(kind, path, block) for path, block in _stack(module, name))
 
     middle = getattr(module, "mid_block", None)
-    transformers = [
+    transformers = (
         (path, block)
         for path, block in module.named_modules()
-        if type(block).__name__ == "BasicTransformerBlock"
-    ]
-    parts = tuple(chain.from_iterable(_parts(path, block) for path, block in transformers))
-    return ModelSites(
+        if type(block).__name__ in UNET_BLOCKS
+    )
+    sites = ModelSites(
         denoiser=denoiser_site(module),
-        attention=tuple(site for site in parts if site.kind is Kind.ATTENTION),
-        mlp=tuple(site for site in parts if site.kind is Kind.MLP),
         down=side(Kind.DOWN, "down_blocks"),
         mid=() if middle is None else (Site(Kind.MID, "mid_block", middle),),
         up=side(Kind.UP, "up_blocks"),
     )
+    return _add_parts(sites, transformers)

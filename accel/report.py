@@ -32,9 +32,11 @@ class Decision:
         value: the measured change that was compared with the threshold, if one was.
         error: relative L1 distance between what would have been predicted and what a computed call
             gave, where reuse went before it.
-        blocks_run: transformer blocks that ran; in a UNet layers, each a resnet and what follows
-            it.
+        blocks_run: transformer blocks that ran, on half of the batch half of them; in a UNet
+            layers, each a resnet and what follows it.
         blocks_skipped: those that did not.
+        modules_run: modules that ran, of those that a module cache may answer for, counted alike.
+        modules_skipped: those of them that did not.
     """
 
     step: int
@@ -45,6 +47,8 @@ class Decision:
     error: float | None = None
     blocks_run: int = 0
     blocks_skipped: int = 0
+    modules_run: int = 0
+    modules_skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +103,26 @@ class Report:
         return sum(decision.blocks_skipped for decision in self.decisions)
 
     @property
+    def modules_run(self) -> int:
+        """Modules under a module cache that ran, over all calls."""
+        return sum(decision.modules_run for decision in self.decisions)
+
+    @property
+    def modules_skipped(self) -> int:
+        """Modules under a module cache that did not run, over all calls."""
+        return sum(decision.modules_skipped for decision in self.decisions)
+
+    @property
+    def parts(self) -> tuple[int, int]:
+        """How many parts ran and how many did not: modules if any were counted, else blocks."""
+        modules = self.modules_run, self.modules_skipped
+        return modules if any(modules) else (self.blocks_run, self.blocks_skipped)
+
+    @property
     def skipped_share(self) -> float:
-        """Share of the blocks that did not run, 0 to 1."""
-        total = self.blocks_run + self.blocks_skipped
-        return self.blocks_skipped / total if total else 0.0
+        """Share of those parts that did not run, 0 to 1."""
+        run, skipped = self.parts
+        return skipped / (run + skipped) if run + skipped else 0.0
 
     @property
     def estimated_error(self) -> float | None:
@@ -118,6 +138,8 @@ class Report:
             "reused": self.reused,
             "blocks_run": self.blocks_run,
             "blocks_skipped": self.blocks_skipped,
+            "modules_run": self.modules_run,
+            "modules_skipped": self.modules_skipped,
         }
 
     def to_json(self) -> str:
@@ -134,6 +156,7 @@ class Report:
 
     def _rows(self) -> list[tuple[str, str]]:
         actions = Counter(decision.action for decision in self.decisions)
+        modules = self.modules_run + self.modules_skipped
         planned = "" if self.num_steps in (None, self.steps) else f" of {self.num_steps}"
         rows = [
             ("model", self.model),
@@ -144,8 +167,8 @@ class Report:
                 ", ".join(f"{count} {action}" for action, count in actions.items()) or "none",
             ),
             (
-                "blocks",
-                f"{self.blocks_run} run, {self.blocks_skipped} skipped ({self.skipped_share:.0%})",
+                "modules" if modules else "blocks",
+                "{} run, {} skipped ({:.0%})".format(*self.parts, self.skipped_share),
             ),
             ("seconds", f"{self.seconds:.3f}, {self.denoiser_seconds:.3f} of them in the denoiser"),
             ("cached", f"{self.bytes_held / 2**20:.1f} MiB on {self.device}"),

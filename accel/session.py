@@ -58,6 +58,11 @@ class Generation:
         """Noise level of the current evaluation, if known."""
         return self.clock.sigma
 
+    @property
+    def time(self) -> float | None:
+        """Place of the current evaluation on the trained schedule, if known."""
+        return self.clock.time
+
     def state(self, key: tuple[int, str, str], factory: Callable[[], Memo]) -> Memo:
         """The state kept under a key, made by `factory` at first use."""
         try:

@@ -17,6 +17,8 @@ class Kind(StrEnum):
     DENOISER = "denoiser"
     BLOCK = "block"
     ATTENTION = "attention"
+    TEMPORAL_ATTENTION = "temporal attention"
+    CROSS_ATTENTION = "cross-attention"
     MLP = "mlp"
     DOWN = "down"
     MID = "mid"
@@ -155,6 +157,9 @@ def _parameter_names(module: nn.Module) -> list[str]:
 class ModelSites:
     """Every site of one denoiser, in the order the model runs them. Methods bind to these.
 
+    `attention` is self-attention over one picture or a whole clip, and joint attention over picture
+    and text; `temporal` is self-attention over the frames alone; `cross` looks at the text.
+
     `direct` says that no block needs more than what the block before it returned. Where it is
     False (U-shaped transformers hand early outputs to late blocks), blocks that run behind skipped
     ones would get stale inputs.
@@ -163,6 +168,8 @@ class ModelSites:
     denoiser: Site
     blocks: tuple[Site, ...] = ()
     attention: tuple[Site, ...] = ()
+    temporal: tuple[Site, ...] = ()
+    cross: tuple[Site, ...] = ()
     mlp: tuple[Site, ...] = ()
     down: tuple[Site, ...] = ()
     mid: tuple[Site, ...] = ()
@@ -206,6 +213,20 @@ class ModelSites:
                 f"{method} needs the down and up blocks of a UNet, but {self.name} has none. "
                 "Choose a method for this kind of model (`accel.methods()` lists them)."
             )
+
+    def require_attention(self, method: str) -> None:
+        """Checks that there is attention to hook.
+
+        Raises:
+            AccelUnsupportedError: if the model has no attention modules under a known name.
+        """
+        if self.attention or self.temporal or self.cross:
+            return
+        raise AccelUnsupportedError(
+            f"{method} works on attention modules, but found none in {self.name}. Add the name "
+            "that its blocks give them to ATTENTION_NAMES or CROSS_ATTENTION_NAMES in "
+            "accel/specs.py."
+        )
 
 
 Hook = Callable[[Any], Any]

@@ -117,10 +117,24 @@ REFUSED: dict[str, str] = {
     ),
 }
 
-# Attribute names of a block's self-attention (in joint models the attention over both streams) and
-# of its MLPs.
+# Attribute names of a block's self-attention (in joint models the attention over both streams), of
+# its cross-attention (unless the module's own `is_cross_attention` denies it), and of its MLPs.
 ATTENTION_NAMES = ("attn", "attn1")
+CROSS_ATTENTION_NAMES = ("attn2", "cross_attn")
 MLP_NAMES = ("ff", "ffn", "ff_context", "img_mlp", "txt_mlp")
+# Attribute names of the parts of a model that attend over frames.
+TEMPORAL_NAMES = (
+    "motion_modules",
+    "temp_attentions",
+    "temporal_transformer_blocks",
+    "transformer_in",
+)
+# Blocks that hold a UNet's attention.
+UNET_BLOCKS = (
+    "BasicTransformerBlock",
+    "FreeNoiseTransformerBlock",
+    "TemporalBasicTransformerBlock",
+)
 # Pipeline components that may hold a denoiser of a class not in the table.
 DENOISER_COMPONENTS = (
     "transformer",

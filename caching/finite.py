@@ -31,14 +31,35 @@ class Finite:
 
     def refuted(self) -> bool:
         """Whether some element is known not to be finite."""
-        if self._total is None or not self._ended():
+        if self._total is None or not self.ended:
             return False
         return not math.isfinite(float(self._total))
 
-    def _ended(self) -> bool:
+    @property
+    def ended(self) -> bool:
+        """Whether the answer will not change any more."""
         if self._arrived is None:
             return True
         return bool(self._arrived.query())  # type: ignore[no-untyped-call]  # pragma: no cover -- needs a CUDA device
+
+
+class FiniteWatch:
+    """Checks of evaluation after evaluation; each is told of once, when its answer is there."""
+
+    __slots__ = ("_pending",)
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[int, Finite]] = []
+
+    def note(self, step: int, tensor: Tensor) -> None:
+        """Asks for a tensor of this evaluation."""
+        self._pending.append((step, Finite([tensor])))
+
+    def broken(self) -> int | None:
+        """The newest evaluation that is known by now not to have been finite, or None."""
+        asked = self._pending
+        self._pending = [item for item in asked if not item[1].ended]
+        return max((step for step, finite in asked if finite.refuted()), default=None)
 
 
 def _total(tensor: Tensor) -> Tensor:

@@ -161,3 +161,71 @@ class Weighted(Predictor):
         if len(used) < self.depth:
             return used[-1].value
         return combine([sample.value for sample in used], self.weights[::-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Differential(Predictor):
+    """The newest residual plus `weight` times its change from the one before.
+
+    FasterCache's extrapolation (arXiv 2410.19355), wherever on the schedule the two lie.
+    """
+
+    weight: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_number(self, "weight", self.weight, low=0.0)
+
+    @property
+    def depth(self) -> int:
+        """Two samples."""
+        return 2
+
+    @property
+    def action(self) -> str:
+        """The residual is extrapolated."""
+        return "forecast"
+
+    def predict(
+        self,
+        samples: Sequence[Sample],
+        sigma: float,  # noqa: ARG002 -- the same at every sigma
+        trail: Sequence[Sample] = (),  # noqa: ARG002 -- wants none
+    ) -> Streams:
+        """The extrapolated residual; with a single sample, that sample."""
+        used = samples[-self.depth :]
+        if len(used) < self.depth:
+            return used[-1].value
+        return combine([sample.value for sample in used], [-self.weight, 1 + self.weight])
+
+
+@dataclass(frozen=True, slots=True)
+class Damped(Predictor):
+    """The newest residual plus only a `share` of the change that another predictor expects."""
+
+    inner: Predictor
+    share: float
+
+    def __post_init__(self) -> None:
+        require_number(self, "share", self.share, low=0.0, high=1.0)
+
+    @property
+    def depth(self) -> int:
+        """As many samples as the other predictor."""
+        return self.inner.depth
+
+    @property
+    def action(self) -> str:
+        """What the other predictor does."""
+        return self.inner.action
+
+    @property
+    def trail(self) -> int:
+        """What the other predictor wants."""
+        return self.inner.trail
+
+    def predict(
+        self, samples: Sequence[Sample], sigma: float, trail: Sequence[Sample] = ()
+    ) -> Streams:
+        """The damped residual."""
+        expected, newest = self.inner.predict(samples, sigma, trail), samples[-1].value
+        return combine([newest, expected], [1 - self.share, self.share])

@@ -29,12 +29,29 @@ _ENGAGING: dict[str, dict[str, Any]] = {
     "LinearPlan": {"compute": (0, 1, 3, 6, 9), "weights": ((2, (1.5, -0.5)),)},
     "DeepCache": {"interval": 2, "min_steps": 0},
     "FasterDiffusion": {"every": 2, "min_steps": 0},
+    "FasterCache": {
+        "start": 1.0,
+        "guidance_start": 1.0,
+        "guidance_interval": 3,
+        "warmup": 1,
+        "tail": 0,
+        "min_steps": 0,
+    },
+    "PAB": {"window": (0.0, 1.0), "warmup": 1, "tail": 0, "min_steps": 0},
+    "TaylorSeer": {"interval": 2, "warmup": 1, "tail": 0, "min_steps": 0},
 }
 # The kinds of denoiser a method is made for; one that is not listed is made for transformers.
+_EVERY = frozenset({"transformer", "unet"})
 _FAMILIES: dict[str, frozenset[str]] = {
     "DeepCache": frozenset({"unet"}),
     "FasterDiffusion": frozenset({"unet"}),
+    "FasterCache": _EVERY,
+    "PAB": _EVERY,
+    "TaylorSeer": _EVERY,
 }
+# Methods that hook modules inside of blocks: a compiled block is broken up around those, so the
+# modules are compiled instead.
+INSIDE = frozenset({"FasterCache", "PAB", "TaylorSeer"})
 
 # One pipeline per way of guiding and of numbering steps, for the tests that need many generations.
 FEW = ("flux_img2img", "flux_true_cfg", "sd3_skip_layer", "sd15", "wan_two_stage")

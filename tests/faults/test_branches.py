@@ -1,52 +1,17 @@
 """Peers told guidance branches apart by parity: one skipped call swapped them for good."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import accel
 from caching import FirstBlockCache
 from tests.coverage.entries import ENTRIES
-from tests.tiny import CASES, Case, Pipeline
+from tests.faults.alone import SKIPPING, recording, replayed_alone
+from tests.tiny import CASES
 from tests.tiny.models import wan
-
-SKIPPING = FirstBlockCache(threshold=10.0, warmup=1, tail=0, min_steps=0, max_streak=2)
-CallRecord = tuple[dict[str, Any], Tensor]
-
-
-@contextmanager
-def _recording(pipe: Pipeline, case: Case) -> Iterator[list[CallRecord]]:
-    """Records the keyword arguments and the output of every denoiser call."""
-    calls: list[CallRecord] = []
-
-    def note(_: object, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        assert not args
-        calls.append((kwargs, output[0].clone()))
-
-    handle = case.denoiser(pipe).register_forward_hook(note, with_kwargs=True)
-    try:
-        yield calls
-    finally:
-        handle.remove()
-
-
-def _replayed_alone(case: Case, calls: list[CallRecord], steps: list[int]) -> list[Tensor]:
-    """Returns what one branch computes when there is no other, at the evaluations it had."""
-    denoiser = case.denoiser(case.make())
-    handle = accel.patch(denoiser, SKIPPING)
-    outputs = []
-    with torch.no_grad(), handle.generation(6):
-        for step in range(6):
-            if step in steps:
-                kwargs, _ = calls[steps.index(step)]
-                outputs.append(denoiser(**kwargs)[0])
-            handle.advance()
-    return outputs
 
 
 @pytest.mark.parametrize("name", ["flux_true_cfg", "wan", "qwen_image", "hunyuan_video"])
@@ -54,11 +19,11 @@ def test_each_branch_computes_what_it_would_have_computed_alone(name: str) -> No
     case = CASES[name]
     pipe = case.make()
     handle = accel.patch(pipe, SKIPPING)
-    with _recording(pipe, case) as calls:
+    with recording(pipe, case) as calls:
         case.run(pipe)
     assert handle.report.reused >= 6
     for branch in (calls[0::2], calls[1::2]):
-        alone = _replayed_alone(case, branch, list(range(6)))
+        alone = replayed_alone(case, branch, list(range(6)))
         for (_, output), expected in zip(branch, alone, strict=True):
             assert torch.equal(output, expected)
 
@@ -74,13 +39,13 @@ def test_a_guidance_interval_does_not_swap_the_branches() -> None:
             running._guidance_scale = 1.0 if step == 0 else 3.0
         return kwargs
 
-    with _recording(pipe, case) as calls:
+    with recording(pipe, case) as calls:
         case.run(pipe, callback_on_step_end=interval)
     # Both branches in steps 0, 3, 4, 5; only the conditional one in steps 1 and 2.
     cond = [calls[index] for index in (0, 2, 3, 4, 6, 8)]
     uncond = [calls[index] for index in (1, 5, 7, 9)]
     for branch, steps in ((cond, [0, 1, 2, 3, 4, 5]), (uncond, [0, 3, 4, 5])):
-        alone = _replayed_alone(case, branch, steps)
+        alone = replayed_alone(case, branch, steps)
         assert [torch.equal(a[1], b) for a, b in zip(branch, alone, strict=True)] == [True] * len(
             steps
         )
@@ -151,7 +116,7 @@ def test_text_streams_of_the_two_branches_differ_after_a_skip() -> None:
     case = CASES["flux_true_cfg"]
     pipe = case.make()
     accel.patch(pipe, SKIPPING)
-    with _recording(pipe, case) as calls:
+    with recording(pipe, case) as calls:
         case.run(pipe)
     for (_, cond), (_, uncond) in zip(calls[0::2], calls[1::2], strict=True):
         assert not torch.allclose(cond, uncond)

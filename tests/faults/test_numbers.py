@@ -8,7 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import accel
-from caching import FirstBlockCache
+from caching import FirstBlockCache, Newton
 from tests.tiny import CASES, Case
 from tests.tiny.models import flux, wan
 from tests.tiny.observe import counting
@@ -115,6 +115,16 @@ def test_a_four_step_run_stays_exact_with_the_default_guards_and_says_so() -> No
     handle = accel.patch(pipe, FirstBlockCache(threshold=10.0))
     assert torch.equal(case.run(pipe, steps=4), plain)
     assert handle.report.warnings
+
+
+@pytest.mark.parametrize("name", ["sd3_heun", "dit_heun"])
+def test_two_evaluations_at_one_noise_level_do_not_break_an_extrapolation(name: str) -> None:
+    case = CASES[name]
+    pipe = case.make()
+    method = replace(SKIPPING, warmup=3, max_streak=1, predictor=Newton(order=1))
+    handle = accel.patch(pipe, method)
+    assert torch.isfinite(case.run(pipe)).all()
+    assert handle.report.reused > 0
 
 
 @pytest.mark.parametrize("name", ["flux", "wan", "dit", "sd3", "ltx"])

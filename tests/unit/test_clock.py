@@ -6,12 +6,14 @@ import pytest
 import torch
 from diffusers import (
     DDIMScheduler,
+    EDMEulerScheduler,
+    EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
     FlowMatchHeunDiscreteScheduler,
     UniPCMultistepScheduler,
 )
 
-from accel.clock import Clock, noise_levels
+from accel.clock import Clock, noise_levels, trained_times
 
 X = torch.zeros(1, 4, 2, 2)
 
@@ -138,3 +140,67 @@ def test_a_scheduler_copied_meanwhile_is_not_wrapped():
         clock.watch(scheduler, stack)
         run(copy.deepcopy(scheduler), 4, Clock())
     assert clock.step == 0
+
+
+def places(scheduler, steps):
+    scheduler.set_timesteps(steps)
+    return trained_times(scheduler, noise_levels(scheduler))
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        FlowMatchEulerDiscreteScheduler(shift=3.0),
+        DDIMScheduler(steps_offset=1),
+        UniPCMultistepScheduler(),
+        EulerDiscreteScheduler(),
+    ],
+)
+def test_the_place_on_the_schedule_is_the_timestep_as_a_share_of_the_trained_ones(scheduler):
+    found = places(scheduler, 7)
+    assert found == pytest.approx([t / 1000 for t in scheduler.timesteps.tolist()])
+
+
+def test_where_timesteps_are_logarithms_the_ratio_of_noise_to_signal_tells_the_place():
+    scheduler = EDMEulerScheduler()
+    found = places(scheduler, 5)
+    assert min(scheduler.timesteps) < 0
+    expected = [sigma / (1 + sigma) for sigma in scheduler.sigmas[:5].tolist()]
+    assert found == pytest.approx(expected)
+
+
+def test_a_late_start_has_the_places_of_what_is_left():
+    clock, scheduler = Clock(), FlowMatchEulerDiscreteScheduler()
+    with ExitStack() as stack:
+        clock.watch(scheduler, stack)
+        scheduler.set_timesteps(10)
+        scheduler.set_begin_index(7)
+        clock.settle()
+        assert clock.time == pytest.approx(float(scheduler.timesteps[7]) / 1000)
+        clock.advance()
+        clock.advance()
+        clock.advance()
+        assert clock.time is None
+
+
+def test_without_a_scheduler_evaluations_are_evenly_spaced():
+    clock = Clock(num_steps=4)
+    assert clock.time == 1
+    clock.advance()
+    assert clock.time == 0.75
+    assert Clock().time is None
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_what_the_scheduler_was_handed_is_known_until_the_end(named):
+    clock, scheduler = Clock(), FlowMatchEulerDiscreteScheduler()
+    guess = X + 1
+    with ExitStack() as stack:
+        clock.watch(scheduler, stack)
+        scheduler.set_timesteps(2)
+        if named:
+            scheduler.step(model_output=guess, timestep=scheduler.timesteps[0], sample=X)
+        else:
+            scheduler.step(guess, scheduler.timesteps[0], X)
+        assert clock.prediction is guess
+    assert clock.prediction is None

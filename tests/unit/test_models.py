@@ -21,7 +21,8 @@ def test_every_family_is_in_the_table_and_looks_as_it_says(name):
     assert sites.attention
     assert sites.mlp
     modules = dict(module.named_modules())
-    for site in (*sites.blocks, *sites.attention, *sites.mlp, *sites.down, *sites.mid, *sites.up):
+    parts = (*sites.attention, *sites.temporal, *sites.cross, *sites.mlp)
+    for site in (*sites.blocks, *parts, *sites.down, *sites.mid, *sites.up):
         assert modules[site.path] is site.module
     assert bool(sites.blocks) != bool(sites.down)
 
@@ -38,8 +39,6 @@ def test_a_unet_has_paths_and_no_stack():
     sites = known_sites(module, find_spec(module))
     assert [site.kind for site in sites.mid] == [Kind.MID]
     assert len(sites.down) == len(module.down_blocks)
-    with pytest.raises(AccelUnsupportedError, match="no stack of transformer blocks"):
-        sites.require_blocks("Method", 2)
 
 
 class FluxTransformer2DModel(nn.Module):
@@ -131,3 +130,97 @@ def test_streams_lack_what_either_side_lacks():
     assert both.nbytes == 8
     assert not Streams(one).matches(Streams(one, one))
     assert not Streams(one).matches(Streams(one.double()))
+
+
+@pytest.mark.parametrize(
+    ("name", "attention", "cross"),
+    [("wan", 4, 4), ("sd3", 4, 0), ("pixart", 4, 4), ("flux", 6, 0), ("unet", 4, 4), ("dit", 4, 0)],
+)
+def test_cross_attention_is_told_from_self_attention_and_joint_attention(name, attention, cross):
+    module = DENOISERS[name]()
+    sites = known_sites(module, find_spec(module))
+    assert (len(sites.attention), len(sites.temporal), len(sites.cross)) == (attention, 0, cross)
+    assert {site.kind for site in sites.cross} <= {Kind.CROSS_ATTENTION}
+
+
+def test_a_second_self_attention_is_no_cross_attention():
+    from diffusers import SD3Transformer2DModel
+
+    module = SD3Transformer2DModel(
+        sample_size=16,
+        in_channels=4,
+        num_layers=2,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        joint_attention_dim=16,
+        caption_projection_dim=16,
+        pooled_projection_dim=12,
+        dual_attention_layers=(0,),
+    )
+    sites = known_sites(module, find_spec(module))
+    assert [site.path.split(".")[-1] for site in sites.attention] == ["attn", "attn2", "attn"]
+    assert not sites.cross
+
+
+SMALL_UNET = {
+    "sample_size": 8,
+    "block_out_channels": (8, 16),
+    "layers_per_block": 1,
+    "cross_attention_dim": 16,
+}
+
+
+@pytest.mark.parametrize(
+    ("cls", "blocks", "options"),
+    [
+        ("UNetMotionModel", "Motion", {"norm_num_groups": 4, "num_attention_heads": 2}),
+        ("UNet3DConditionModel", "3D", {"norm_num_groups": 4, "attention_head_dim": 4}),
+        (
+            "UNetSpatioTemporalConditionModel",
+            "SpatioTemporal",
+            {"num_attention_heads": (2, 2), "projection_class_embeddings_input_dim": 96},
+        ),
+    ],
+)
+def test_attention_over_frames_is_told_from_attention_over_pictures(cls, blocks, options):
+    import diffusers
+
+    if cls == "UNetSpatioTemporalConditionModel":
+        options = {**options, "addition_time_embed_dim": 32, "block_out_channels": (32, 32)}
+    module = getattr(diffusers, cls)(
+        **SMALL_UNET
+        | {
+            "down_block_types": (f"CrossAttnDownBlock{blocks}", f"DownBlock{blocks}"),
+            "up_block_types": (f"UpBlock{blocks}", f"CrossAttnUpBlock{blocks}"),
+        }
+        | options
+    )
+    sites = known_sites(module, find_spec(module))
+    assert sites.attention
+    assert sites.temporal
+    assert sites.cross
+    over_frames = ("motion_modules", "temp", "transformer_in")
+    assert all(any(word in site.path for word in over_frames) for site in sites.temporal)
+    assert not any(any(word in site.path for word in over_frames) for site in sites.attention)
+
+
+def test_attention_over_frames_is_told_from_attention_over_a_picture():
+    from diffusers import LatteTransformer3DModel
+
+    module = LatteTransformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=8,
+        in_channels=4,
+        num_layers=2,
+        cross_attention_dim=16,
+        sample_size=8,
+        patch_size=2,
+        norm_type="ada_norm_single",
+        caption_channels=16,
+        video_length=2,
+    )
+    sites = known_sites(module, find_spec(module))
+    assert (len(sites.attention), len(sites.temporal), len(sites.cross)) == (2, 2, 2)
+    assert len(sites.mlp) == 4
+    with pytest.raises(AccelUnsupportedError, match="no stack of transformer blocks"):
+        sites.require_blocks("Method", 2)

@@ -8,7 +8,7 @@ import torch
 import accel
 from accel.sites import Streams
 from caching import DMD, FirstBlockCache, FoCa, Hold, Newton
-from caching.predictor import Sample
+from caching.predictor import Damped, Differential, Sample
 from tests.unit.toys import Chain, drive, ones
 
 
@@ -126,3 +126,34 @@ def test_bad_forecasters_are_refused() -> None:
         DMD(snapshots=3)
     with pytest.raises(accel.OptionError, match="horizon"):
         FoCa(horizon=-1)
+
+
+def test_a_differential_goes_on_by_a_share_of_the_newest_change():
+    kept = samples(lambda x: 10 * x, [1.0, 0.9, 0.6])
+    # 6 + (6 - 9) / 2, whatever is asked for.
+    assert float(Differential(0.5).predict(kept, 0.1).hidden) == pytest.approx(4.5)
+    assert float(Differential(0.0).predict(kept, 0.1).hidden) == pytest.approx(6)
+    assert Differential(0.5).predict(kept[:1], 0.1) is kept[0].value
+
+
+def test_a_damped_predictor_changes_by_a_share_of_what_it_expects():
+    kept = samples(lambda x: 10 * x, [1.0, 0.5])
+    inner = Newton(order=1)
+    # From 5 to 1, of which a quarter.
+    damped = Damped(inner, 0.25)
+    assert float(damped.predict(kept, 0.1).hidden) == pytest.approx(4)
+    assert (damped.depth, damped.action) == (inner.depth, inner.action)
+    assert float(kept[-1].value.hidden) == 5
+
+
+def test_bad_weights_and_shares_are_refused():
+    with pytest.raises(accel.OptionError, match="weight"):
+        Differential(-1.0)
+    with pytest.raises(accel.OptionError, match="share"):
+        Damped(Hold(), 1.5)
+
+
+def test_of_two_residuals_at_one_noise_level_newton_takes_the_newer():
+    kept = samples(lambda x: 10 * x, [1.0, 0.5])
+    doubled = [kept[0], Sample(0.5, Streams(torch.tensor([99.0]))), kept[1]]
+    assert float(Newton(order=2).predict(doubled, 0.1).hidden) == pytest.approx(1)

@@ -1,0 +1,262 @@
+"""The engine of module caches: outputs of attention and MLPs, kept by module and guidance branch.
+
+Which evaluation computes follows from the schedule alone and is the same for every branch; nothing
+waits for the device. A module whose own state forbids reuse computes on its own.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from accel.layers import Call
+from accel.method import Binding
+from accel.sites import ModelSites, Site, Streams
+from caching.finite import FiniteWatch
+from caching.guards import must_compute, warn_non_finite
+from caching.measure import place
+from caching.prediction import read_prediction
+from caching.predictor import Predictor
+from caching.slots import Kept, Slots, signature_of
+from caching.snapshot import Snapshot
+
+_EVERY_BRANCH = "every branch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Modules that compute at the same evaluations.
+
+    Attributes:
+        name: what the report calls them.
+        sites: the modules.
+        interval: evaluations from one computation to the next; 1 leaves the modules alone.
+        window: the part of the trained schedule in which they may reuse, as shares (low, high) that
+            are themselves outside.
+        residual: whether what is kept is what a block adds to its streams, not its output.
+    """
+
+    name: str
+    sites: tuple[Site, ...]
+    interval: int
+    window: tuple[float, float] = (-math.inf, math.inf)
+    residual: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputRule:
+    """What a module cache needs to know.
+
+    Attributes:
+        groups: the modules and their intervals.
+        depth: how many computed outputs each module keeps.
+        predictor: what predicts at an evaluation whose newest output is so many evaluations old.
+        warmup, tail, min_steps: see `must_compute`.
+    """
+
+    groups: tuple[Group, ...]
+    depth: int
+    predictor: Callable[[Call, int], Predictor]
+    warmup: int
+    tail: int
+    min_steps: int
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What the schedule says for the current evaluation, for every branch alike."""
+
+    step: int = -1
+    forced: bool = False
+    reasons: list[str | None] = field(default_factory=list)
+    computed: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What one branch's newest denoiser call did."""
+
+    calls: int = 0
+    step: int = -1
+    again: bool = False
+    half: int | None = None
+    note: str = ""
+    refusal: str = ""
+    ran: int = 0
+    skipped: int = 0
+    groups: set[int] = field(default_factory=set)
+    watch: FiniteWatch = field(default_factory=FiniteWatch)
+    broken: int = -1
+
+
+class OutputCache:
+    """Answers for modules between their computations.
+
+    Attributes:
+        modules: how many there are.
+    """
+
+    def __init__(self, rule: OutputRule) -> None:
+        self.rule = rule
+        self.modules = sum(len(group.sites) for group in rule.groups)
+
+    def bind(self, model: ModelSites) -> Iterator[Binding]:
+        """Yields the hooks of the denoiser and of every module that may be answered for."""
+        yield Binding(model.denoiser, self._denoise)
+        for number, group in enumerate(self.rule.groups):
+            hook = self._block if group.residual else self._module
+            # Where nothing is ever skipped, the modules are left alone.
+            for site in group.sites if group.interval > 1 else ():
+                yield Binding(site, partial(hook, number=number))
+
+    def announce(self, call: Call, half: int | None, note: str) -> None:
+        """Says that the coming call runs on one half of its batch only, and what to report.
+
+        Args:
+            call: the denoiser call.
+            half: 0 or 1 for the half that runs, None for all of it.
+            note: what else was decided for this call, for the report.
+        """
+        tally = call.shared(self, _Tally)
+        tally.half, tally.note = half, note
+
+    def refresh(self, call: Call, reason: str) -> None:
+        """Has every module compute at this evaluation, in every branch."""
+        plan = self._plan(call)
+        plan.reasons = [known or reason for known in plan.reasons]
+        plan.computed = dict.fromkeys(range(len(plan.reasons)), call.step)
+
+    def _denoise(self, call: Call) -> Any:
+        tally = self._begin(call)
+        output = call.proceed()
+        prediction = read_prediction(output)
+        if prediction is not None and tally.ran:
+            tally.watch.note(call.step, prediction)
+        self._report(call, tally)
+        tally.half, tally.note = None, ""
+        return output
+
+    def _begin(self, call: Call) -> _Tally:
+        tally = call.shared(self, _Tally)
+        tally.calls += 1
+        # A second call of one branch in one evaluation is something else (a perturbed pass): it may
+        # neither take nor leave anything.
+        tally.again, tally.step = tally.step == call.step, call.step
+        tally.refusal, tally.ran, tally.skipped = "", 0, 0
+        tally.groups.clear()
+        broken = tally.watch.broken()
+        if broken is not None:
+            tally.broken = broken
+            warn_non_finite(call)
+        self._plan(call)
+        return tally
+
+    def _plan(self, call: Call) -> _Plan:
+        plan = call.generation.state((id(self), "", _EVERY_BRANCH), _Plan)
+        if plan.step == call.step:
+            return plan
+        rule = self.rule
+        placed = must_compute(call, warmup=rule.warmup, tail=rule.tail, min_steps=rule.min_steps)
+        plan.step, plan.forced = call.step, placed is not None
+        plan.reasons = [
+            placed or _due(group, plan.computed.get(number), call)
+            for number, group in enumerate(rule.groups)
+        ]
+        plan.computed |= {
+            number: call.step for number, reason in enumerate(plan.reasons) if reason is not None
+        }
+        return plan
+
+    def _module(self, call: Call, *, number: int) -> Any:
+        tally = call.shared(self, _Tally)
+        slots = call.local(self, partial(Slots, self.rule.depth))
+        slot = slots.turn(tally.calls)
+        signature = signature_of(call.args, call.kwargs)
+        kept = self._usable(call, tally, number, slot.usable(signature, tally.half))
+        if kept:
+            return slot.answer(kept, self._predictor(call, kept), place(call))
+        output = call.proceed()
+        if not tally.again:
+            slot.record(signature, call.step, place(call), output)
+        return output
+
+    def _block(self, call: Call, *, number: int) -> Any:
+        tally = call.shared(self, _Tally)
+        slot = call.local(self, partial(Slots, self.rule.depth)).turn(tally.calls)
+        signature = signature_of(call.args, call.kwargs)
+        kept = self._usable(call, tally, number, slot.usable(signature, tally.half))
+        if kept:
+            answer = slot.answer(kept, self._predictor(call, kept), place(call))
+            return call.write(call.streams + Streams(*answer))
+        before = Snapshot.take(call.streams, copied=slot.copied)
+        output = call.proceed()
+        if before.intact and not tally.again:
+            residual = call.read(output) - before.streams
+            slot.record(signature, call.step, place(call), (residual.hidden, residual.context))
+        slot.copied = slot.copied or not before.intact
+        return output
+
+    def _usable(self, call: Call, tally: _Tally, number: int, kept: list[Kept]) -> list[Kept]:
+        """The outputs to predict from, none if the module must compute; counts which it was."""
+        if self._plan(call).reasons[number] is None:
+            finite = [item for item in kept if item.step > tally.broken]
+            refusal = "non-finite" if kept and not finite else None
+            refusal = refusal or self._refusal(call, tally, number, finite)
+            if refusal is None:
+                tally.groups.add(number)
+                tally.skipped += 1
+                return finite
+            tally.refusal = refusal
+        tally.ran += 1
+        return []
+
+    def _refusal(self, call: Call, tally: _Tally, number: int, kept: list[Kept]) -> str | None:
+        if tally.again:
+            return "called again in this step"
+        if not kept:
+            return "nothing to reuse yet"
+        if call.step - kept[-1].step >= self.rule.groups[number].interval:
+            return "missed its computation"
+        return None
+
+    def _predictor(self, call: Call, kept: list[Kept]) -> Predictor:
+        return self.rule.predictor(call, call.step - kept[-1].step)
+
+    def _report(self, call: Call, tally: _Tally) -> None:
+        rule, plan = self.rule, self._plan(call)
+        names = [rule.groups[number].name for number in sorted(tally.groups)]
+        if names:
+            action, reason = rule.predictor(call, 1).action, " and ".join(names)
+        elif tally.refusal:
+            action, reason = "forced", tally.refusal
+        else:
+            reasons = dict.fromkeys(reason for reason in plan.reasons if reason is not None)
+            action, reason = "forced" if plan.forced else "computed", ", ".join(reasons)
+        if tally.half is not None and not names:
+            action = "reused"
+        blocks, left = call.generation.timeline.blocks, max(0, self.modules - tally.skipped)
+        # Half of a batch counts as half of the parts.
+        blocks_saved, saved = (0, 0) if tally.half is None else (blocks // 2, left // 2)
+        call.decide(
+            action,
+            "; ".join(filter(None, (tally.note, reason))),
+            blocks_run=blocks - blocks_saved,
+            blocks_skipped=blocks_saved,
+            modules_run=left - saved,
+            modules_skipped=tally.skipped + saved,
+        )
+
+
+def _due(group: Group, computed: int | None, call: Call) -> str | None:
+    """Why these modules compute at this evaluation, or None if they need not."""
+    low, high = group.window
+    if group.interval == 1:
+        return "interval 1"
+    if call.time is None and (low, high) != (-math.inf, math.inf):
+        return "place on the schedule unknown"
+    if call.time is not None and not low < call.time < high:
+        return "outside of the window"
+    if computed is None or call.step - computed >= group.interval:
+        return "interval over"
+    return None
