@@ -222,5 +222,3 @@ def test_attention_over_frames_is_told_from_attention_over_a_picture():
     sites = known_sites(module, find_spec(module))
     assert (len(sites.attention), len(sites.temporal), len(sites.cross)) == (2, 2, 2)
     assert len(sites.mlp) == 4
-    with pytest.raises(AccelUnsupportedError, match="no stack of transformer blocks"):
-        sites.require_blocks("Method", 2)
