@@ -1,6 +1,6 @@
 """Reuse at steps that are fixed before the generation: no measurement, no wait for the device."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -59,3 +59,43 @@ class Planned(Policy):
     def predictor(self, call: Call, usual: Predictor) -> Predictor:
         """The one that the plan has for this evaluation."""
         return self.predictors.get(call.step, usual)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval(Policy):
+    """Computes every `every`-th evaluation, counted from the last one of the warm-up.
+
+    `at_age` gives the predictor of an evaluation that lies so many behind a computed one.
+    """
+
+    every: int
+    warmup: int
+    samples: int
+    at_age: Callable[[int], Predictor]
+
+    idle: ClassVar[str] = "interval 1"
+
+    @property
+    def engages(self) -> bool:
+        """With an interval of 1 nothing is left out."""
+        return self.every > 1
+
+    @property
+    def depth(self) -> int:
+        """What its predictors need."""
+        return self.samples
+
+    def new_state(self) -> Nothing:
+        """Nothing is remembered."""
+        return Nothing()
+
+    def judge(self, state: Any, ask: Ask) -> Answer:  # noqa: ARG002 -- the step alone decides
+        """Computes where the interval is over."""
+        return _BETWEEN if self._age(ask.call) else _DUE
+
+    def predictor(self, call: Call, usual: Predictor) -> Predictor:  # noqa: ARG002 -- the age decides
+        """The one for the age; a computed call is checked against the longest that it ends."""
+        return self.at_age(self._age(call) or self.every)
+
+    def _age(self, call: Call) -> int:
+        return max(call.step - max(self.warmup - 1, 0), 0) % self.every

@@ -1,17 +1,18 @@
-"""TaylorSeer: the outputs of attention and MLPs forecast from how they changed."""
+"""TaylorSeer: what blocks or modules do, forecast from how it changed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from accel.errors import OptionError
-from accel.layers import Call
 from accel.method import Binding, Claim, Method, Tunable, require_number
 from accel.sites import ModelSites, Site
+from caching.fixed_steps import Interval
 from caching.outputs import Group, OutputCache, OutputRule
 from caching.predictor import Damped, Newton, Predictor
+from caching.stack import StackCache, StackRule
 
-TARGETS = ("modules",)
+TARGETS = ("modules", "stack")
 # From here on an extrapolation leaves what its samples can vouch for.
 _SAFE_AGE = 3
 
@@ -19,6 +20,9 @@ _SAFE_AGE = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaylorSeer(Method):
     """Computes at every n-th evaluation; in between, forecasts every attention and MLP output.
+
+    Or what the whole stack of blocks adds to its streams: one tensor instead of hundreds, no module
+    runs at all in between, and compiled blocks keep their graphs.
 
     Source: arXiv 2503.06923, whose code takes an interval of 6 for FLUX and of 5 for video models,
     all at order 1. Departures: Newton's form on the noise schedule instead of backward differences
@@ -31,7 +35,8 @@ class TaylorSeer(Method):
         max_order: how many derivatives are used, 1 to 3; above 1 noise is amplified.
         damping: factor on the forecast change for every evaluation beyond the third after a
             computation, 0 (hold) to 1 (none).
-        target: what is forecast; "modules" is as published.
+        target: what is forecast: the outputs of "modules", as published, or the residual of the
+            "stack".
         warmup: first evaluations that always compute.
         tail: last evaluations that always compute.
         min_steps: schedules of at most this many evaluations compute throughout.
@@ -70,11 +75,31 @@ class TaylorSeer(Method):
         return replace(self, interval=1)
 
     def bind(self, model: ModelSites) -> Iterator[Binding]:
-        """Yields the hooks of the denoiser, of its modules and of blocks without modules.
+        """Yields the hooks of the stack, or of the modules and of blocks without modules.
 
         Raises:
-            AccelUnsupportedError: if the model has no attention modules.
+            AccelUnsupportedError: if the model has no stack of blocks, or no attention modules.
         """
+        if self.target == "stack":
+            yield from self._whole(model)
+        else:
+            yield from self._apart(model)
+
+    def _whole(self, model: ModelSites) -> Iterator[Binding]:
+        newton = Newton(self.max_order)
+        policy = Interval(
+            every=self.interval, warmup=self.warmup, samples=newton.depth, at_age=self._at_age
+        )
+        rule = StackRule(
+            policy=policy,
+            predictor=newton,
+            warmup=self.warmup,
+            tail=self.tail,
+            min_steps=self.min_steps,
+        )
+        yield from StackCache(rule, model.require_blocks("TaylorSeer", 1)).bind(model)
+
+    def _apart(self, model: ModelSites) -> Iterator[Binding]:
         model.require_attention("TaylorSeer")
         whole, modules = _parts(model)
         groups = (
@@ -84,15 +109,14 @@ class TaylorSeer(Method):
         rule = OutputRule(
             groups=tuple(group for group in groups if group.sites),
             depth=self.max_order + 1,
-            predictor=self._predictor,
+            predictor=lambda _, age: self._at_age(age),
             warmup=self.warmup,
             tail=self.tail,
             min_steps=self.min_steps,
         )
         yield from OutputCache(rule).bind(model)
 
-    def _predictor(self, call: Call, age: int) -> Predictor:
-        del call
+    def _at_age(self, age: int) -> Predictor:
         newton = Newton(self.max_order)
         beyond = max(0, age - _SAFE_AGE)
         return Damped(newton, self.damping**beyond) if beyond and self.damping < 1 else newton

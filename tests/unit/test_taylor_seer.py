@@ -63,6 +63,39 @@ def test_without_damping_the_change_goes_on():
     assert outputs[2:] == pytest.approx([3 * value for value in (3, 4, 5, 6, 7)])
 
 
+def test_the_stack_as_a_whole_is_exact_while_its_residual_changes_evenly():
+    model = Chain(2, 3, 5)
+    handle = probed(model, TaylorSeer(target="stack", interval=3, warmup=2, **OPEN))
+    # The blocks add 29 times their input: 29 and 58 are kept, 87 and 116 forecast, on any input.
+    assert floats(drive(model, handle, ones(1, 2, 3, 0, 5))) == pytest.approx(
+        [30, 60, 3 + 87, 116, 150]
+    )
+    assert model.calls() == [3, 3, 3]
+    actions = [decision.action for decision in handle.report.decisions]
+    assert actions == ["forced", "forced", "forecast", "forecast", "computed"]
+
+
+def test_the_miss_of_the_stack_is_told_as_of_the_longest_forecast():
+    model = Chain(2, 3, 5)
+    handle = probed(model, TaylorSeer(target="stack", interval=3, warmup=2, **OPEN))
+    drive(model, handle, ones(1, 2, 3, 4, 10))
+    # 29 and 58 lead to 145 three evaluations after the newer; computed is 290.
+    assert handle.report.decisions[-1].error == pytest.approx(0.5)
+
+
+def test_damping_reaches_the_stack():
+    model = Chain(2, 3)
+    method = TaylorSeer(target="stack", interval=9, warmup=2, damping=0.5, **OPEN)
+    outputs = floats(drive(model, probed(model, method), ones(1, 2, 0, 0, 0, 0, 0)))
+    # The blocks add 5 times their input.
+    assert outputs == pytest.approx([6, 12, 15, 20, 25, 10 + 0.5 * 20, 10 + 0.25 * 25])
+
+
+def test_a_stack_target_needs_a_stack():
+    with pytest.raises(accel.AccelUnsupportedError, match="no stack of transformer blocks"):
+        accel.patch(CASES["sd15"].make(), TaylorSeer(target="stack"))
+
+
 def test_evaluations_at_one_noise_level_do_not_make_the_forecast_infinite():
     # Heun's method evaluates twice at every noise level but the first.
     case = CASES["sd3_heun"]
