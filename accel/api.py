@@ -8,7 +8,7 @@ from accel.errors import AccelUnsupportedError, OptionError
 from accel.foreign import require_no_foreign_cache
 from accel.handle import Patch, Status, handle_of
 from accel.method import Method, check_conflicts, check_denoisers
-from accel.models import find_denoisers
+from accel.models import find_denoisers, is_unet
 from accel.presets import resolve
 
 _LOG = logging.getLogger("accel")
@@ -54,6 +54,8 @@ def patch(
     check_conflicts(chosen)
     try:
         denoisers = find_denoisers(target)
+        unet = all(is_unet(module) for module in denoisers.values())
+        chosen = tuple(method.suited(unet=unet) for method in chosen)
         check_denoisers(chosen, list(denoisers))
         handles = {
             id(engine.patch): engine.patch

@@ -89,6 +89,10 @@ class Method(ABC):
             "follows a plan."
         )
 
+    def suited(self, *, unet: bool) -> "Method":  # noqa: ARG002 -- most are what they are
+        """What this method is on a UNet, or on a model with a stack of blocks."""
+        return self
+
     def __str__(self) -> str:
         changed = (
             f"{field.name}={getattr(self, field.name)!r}"
@@ -124,6 +128,38 @@ class Only(Method):
     def bind(self, model: ModelSites) -> Iterator[Binding]:
         """Yields the method's hooks."""
         yield from self.method.bind(model)
+
+    def suited(self, *, unet: bool) -> "Only":
+        """What the method is there, for the same denoiser."""
+        return dataclasses.replace(self, method=self.method.suited(unet=unet))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByModel(Method):
+    """One method for UNets and another for models with a stack of blocks.
+
+    Attributes:
+        stack: what is put on models with a stack of blocks.
+        unet: what is put on UNets.
+    """
+
+    stack: Method
+    unet: Method
+
+    def neutral(self) -> Self:
+        """Both at their neutral settings."""
+        return dataclasses.replace(self, stack=self.stack.neutral(), unet=self.unet.neutral())
+
+    def bind(self, model: ModelSites) -> Iterator[Binding]:
+        """Yields the hooks of the one that fits."""
+        yield from self.suited(unet=bool(model.down)).bind(model)
+
+    def suited(self, *, unet: bool) -> Method:
+        """The one that fits."""
+        return self.unet if unet else self.stack
+
+    def __str__(self) -> str:
+        return f"{self.stack}, on UNets {self.unet}"
 
 
 def for_denoiser(methods: Sequence[Method], name: str) -> tuple[Method, ...]:

@@ -29,6 +29,12 @@ def find_spec(module: nn.Module) -> ModelSpec | None:
     )
 
 
+def is_unet(module: nn.Module) -> bool:
+    """Whether a denoiser has a way down and a way up instead of a stack of blocks."""
+    spec = find_spec(module)
+    return spec is not None and spec.unet
+
+
 def find_denoisers(target: Any) -> dict[str, nn.Module]:
     """The denoisers in a pipeline by component name, or the module itself under "".
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from accel.errors import OptionError, nearest
-from accel.method import Method
+from accel.method import ByModel, Method
 
 PACKAGES = ("caching", "sparse_attn", "token_prune", "dllm")
 DEFAULT = "balanced"
@@ -27,16 +27,16 @@ def methods() -> dict[str, type[Method]]:
 
 
 _PRESETS = {
-    "quality": ("hardly visible differences", 0.06),
-    "balanced": ("small differences, the default", 0.12),
-    "fast": ("visible differences", 0.16),
+    "quality": ("hardly visible differences", 0.06, 2),
+    "balanced": ("small differences, the default", 0.12, 3),
+    "fast": ("visible differences", 0.16, 5),
 }
-"""What each preset is for, and the threshold of its first block cache."""
+"""What each preset is for, and the threshold of its first block cache or interval on a UNet."""
 
 
 def presets() -> dict[str, str]:
     """Every preset's name and what it is for."""
-    return {name: description for name, (description, _) in _PRESETS.items()}
+    return {name: description for name, (description, *_) in _PRESETS.items()}
 
 
 def resolve(chosen: Sequence[Any]) -> tuple[Method, ...]:
@@ -58,9 +58,11 @@ def resolve(chosen: Sequence[Any]) -> tuple[Method, ...]:
 
 def _preset(name: str) -> tuple[Method, ...]:
     if name in _PRESETS:
-        from caching import FirstBlockCache, Newton
+        from caching import DeepCache, FirstBlockCache, Newton
 
-        return (FirstBlockCache(threshold=_PRESETS[name][1], predictor=Newton(order=1)),)
+        _, threshold, interval = _PRESETS[name]
+        stack = FirstBlockCache(threshold=threshold, predictor=Newton(order=1))
+        return (ByModel(stack=stack, unet=DeepCache(interval=interval)),)
     if name in methods():
         raise OptionError(
             f"{name!r} is a method: pass an instance of it, `accel.patch(pipe, {name}(...))`."

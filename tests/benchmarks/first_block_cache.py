@@ -22,8 +22,9 @@ from accel.control import multistep
 from accel.metrics import Summary, score
 from accel.shot import Shot
 from accel.zoo.scenes import sample_scenes
+from caching import DBCache, FirstBlockCache, Newton
 from tests.benchmarks.adherence import adherence
-from tests.benchmarks.peers import Accel, Contender, Fewer, contenders
+from tests.benchmarks.peers import Accel, CacheDit, Contender, Diffusers, Fewer
 
 MODEL = "scenes-flux"
 RECORDS = Path(__file__).parent / "records"
@@ -52,7 +53,7 @@ class Turns:
 
     def __init__(self, pipe: Any, asked: Sequence[Shot]) -> None:
         self.pipe = pipe
-        self._peers: dict[type, Any] = {}
+        self._peers: dict[str, Any] = {}
         self.asked = asked
         self._scenes = sample_scenes(len(asked))
         self.converged = [shot.run(pipe, steps=CONVERGED_STEPS) for shot in asked]
@@ -76,7 +77,7 @@ class Turns:
         return [
             {
                 "name": side.name,
-                "reused_calls": side.reused(),
+                "reused_calls": side.facts().get("reused_calls"),
                 "to_unaccelerated": Summary.of(map(score, references, made[index])).to_dict(),
                 "to_converged": Summary.of(map(score, self.converged, made[index])).to_dict(),
                 "adherence": adherence(made[index], self._scenes),
@@ -87,11 +88,11 @@ class Turns:
 
     def _pipe(self, side: Contender | None) -> Any:
         """The pipeline itself for ours; one of their own for peers, whose removal leaves traces."""
-        if side is None or isinstance(side, (Accel, Fewer)):
+        if side is None or not side.peer:
             return self.pipe
-        if type(side) not in self._peers:
-            self._peers[type(side)] = loaded(self.pipe.device)
-        return self._peers[type(side)]
+        if side.peer not in self._peers:
+            self._peers[side.peer] = loaded(self.pipe.device)
+        return self._peers[side.peer]
 
     def _run(self, side: Contender | None, shot: Shot) -> tuple[Any, float]:
         # Installing and removing is not part of generating, so only the inside is timed.
@@ -116,6 +117,36 @@ def fewer_steps(pipe: Any, steps: int) -> list[Contender]:
     solver = multistep(pipe.scheduler)
     own = [Fewer("own scheduler", pipe.scheduler, count) for count in counts]
     return [*own, *(Fewer("multistep", solver, count) for count in (steps, *counts))]
+
+
+def contenders(threshold: float, *, guided: bool) -> list[Contender]:
+    """Ours and theirs: twice with equal settings, then ours with its own guards and forecasts.
+
+    cache-dit is left out with guidance; where branches decide apart is only of interest with it.
+    """
+    from diffusers import FirstBlockCacheConfig
+
+    bare = {"threshold": threshold, "tail": 0, "max_streak": None, "min_steps": 0, "batch": "mean"}
+    head, warmup = 2, 4
+    apart = FirstBlockCache(threshold=threshold, joint=False)
+    theirs = {
+        "Fn_compute_blocks": head,
+        "Bn_compute_blocks": 0,
+        "max_warmup_steps": warmup,
+        "residual_diff_threshold": threshold,
+    }
+    return [
+        Accel("accel FirstBlockCache, equal settings", FirstBlockCache(**bare, warmup=0)),
+        Diffusers("FirstBlockCache", lambda _: FirstBlockCacheConfig(threshold=threshold)),
+        Accel("accel DBCache, equal settings", DBCache(**bare, head=head, warmup=warmup)),
+        *([] if guided else [CacheDit("DBCache", theirs)]),
+        Accel("accel FirstBlockCache", FirstBlockCache(threshold=threshold)),
+        *([Accel("accel FirstBlockCache, branches apart", apart)] if guided else []),
+        Accel(
+            "accel FirstBlockCache, Newton(1)",
+            FirstBlockCache(threshold=threshold, predictor=Newton(order=1)),
+        ),
+    ]
 
 
 def main() -> None:

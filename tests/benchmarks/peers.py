@@ -1,35 +1,45 @@
-"""The same cache as installed by accel, diffusers and cache-dit, with equal settings."""
+"""What benchmarks compare: our methods, those of other libraries, and fewer steps."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import accel
 from accel.method import Method
-from caching import DBCache, FirstBlockCache, Newton
 
 
 class Contender(ABC):
-    """Something that can be on a pipeline for a while and tell how many calls it skipped."""
+    """Something that can be on a pipeline for a while and tell what it did there.
 
-    name = ""
+    Attributes:
+        name: what it is, with its settings.
+        family: whose settings make one curve together.
+        peer: the library that is compared, or nothing for what leaves no trace on a pipeline.
+        steps: denoising steps, or None for those that were asked for.
+    """
+
+    peer = ""
     steps: int | None = None
+
+    def __init__(self, name: str, family: str) -> None:
+        self.name = name
+        self.family = family
 
     @abstractmethod
     def on(self, pipe: Any) -> AbstractContextManager[None]:
         """Installs it inside the `with`."""
 
-    def reused(self) -> int | None:
-        """Denoiser calls of the last generation that reused work, where it can be told."""
-        return None
+    def facts(self) -> dict[str, Any]:
+        """What the last generation says of itself, where it can be told."""
+        return {}
 
 
 class Accel(Contender):
     """One of our methods."""
 
-    def __init__(self, name: str, method: Method) -> None:
-        self.name = name
+    def __init__(self, name: str, method: Method, family: str = "") -> None:
+        super().__init__(name, family or f"accel {type(method).__name__}")
         self.method = method
         self.report = accel.Report()
 
@@ -39,23 +49,26 @@ class Accel(Contender):
             yield
             self.report = handle.report
 
-    def reused(self) -> int | None:
-        return self.report.reused
+    def facts(self) -> dict[str, Any]:
+        return {
+            "reused_calls": self.report.reused,
+            "skipped_share": self.report.skipped_share,
+            "bytes_held": self.report.bytes_held,
+        }
 
 
 class Diffusers(Contender):
-    """diffusers' first block cache: one probe block, no warm-up, tail or streak guard."""
+    """A cache of diffusers; `config` makes its configuration for a pipeline."""
 
-    name = "diffusers FirstBlockCache"
+    peer = "diffusers"
 
-    def __init__(self, threshold: float) -> None:
-        self.threshold = threshold
+    def __init__(self, name: str, config: Callable[[Any], Any], family: str = "") -> None:
+        super().__init__(f"diffusers {name}", f"diffusers {family or name}")
+        self._config = config
 
     @contextmanager
     def on(self, pipe: Any) -> Iterator[None]:
-        from diffusers import FirstBlockCacheConfig
-
-        pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=self.threshold))
+        pipe.transformer.enable_cache(self._config(pipe))
         try:
             yield
         finally:
@@ -63,42 +76,70 @@ class Diffusers(Contender):
 
 
 class CacheDit(Contender):
-    """cache-dit's DBCache with n head blocks, a warm-up and no other guard."""
+    """cache-dit's DBCache, with a calibrator of its own if given.
 
-    name = "cache-dit DBCache"
+    `options` are those of its `DBCacheConfig`. With guidance in two calls it takes every other call
+    for the unconditional one only where it is told to.
+    """
 
-    def __init__(self, threshold: float, *, head: int, warmup: int) -> None:
-        self.threshold = threshold
-        self.head = head
-        self.warmup = warmup
+    peer = "cache-dit"
+
+    def __init__(
+        self, name: str, options: dict[str, Any], calibrator: str = "", family: str = ""
+    ) -> None:
+        super().__init__(f"cache-dit {name}", f"cache-dit {family or name}")
+        self._options = options
+        self._calibrator = calibrator
         self._cached = 0
 
     @contextmanager
     def on(self, pipe: Any) -> Iterator[None]:
         import cache_dit
 
-        config = cache_dit.DBCacheConfig(
-            Fn_compute_blocks=self.head,
-            Bn_compute_blocks=0,
-            max_warmup_steps=self.warmup,
-            residual_diff_threshold=self.threshold,
+        calibrator = getattr(cache_dit, f"{self._calibrator}CalibratorConfig", None)
+        cache_dit.enable_cache(
+            pipe,
+            cache_config=cache_dit.DBCacheConfig(**self._options),
+            calibrator_config=calibrator() if calibrator else None,
         )
-        cache_dit.enable_cache(pipe, cache_config=config)
         try:
             yield
-            self._cached = sum(len(x.cached_steps) for x in cache_dit.summary(pipe, logging=False))
+            stats = cache_dit.summary(pipe, logging=False)
+            self._cached = sum(len(x.cached_steps) + len(x.cfg_cached_steps) for x in stats)
         finally:
             cache_dit.disable_cache(pipe)
 
-    def reused(self) -> int | None:
-        return self._cached
+    def facts(self) -> dict[str, Any]:
+        return {"reused_calls": self._cached}
+
+
+class DeepCachePackage(Contender):
+    """The DeepCache package, the authors' own."""
+
+    peer = "DeepCache"
+
+    def __init__(self, interval: int, branch: int) -> None:
+        super().__init__(f"DeepCache package, interval {interval}, branch {branch}", "DeepCache")
+        self._settings = {"cache_interval": interval, "cache_branch_id": branch}
+
+    @contextmanager
+    def on(self, pipe: Any) -> Iterator[None]:
+        from DeepCache import DeepCacheSDHelper
+
+        helper = DeepCacheSDHelper(pipe=pipe)
+        helper.set_params(**self._settings)
+        helper.enable()
+        try:
+            yield
+        finally:
+            helper.disable()
 
 
 class Fewer(Contender):
     """Fewer steps, with some scheduler, instead of a cache."""
 
     def __init__(self, name: str, scheduler: Any, steps: int) -> None:
-        self.name = f"{steps} steps, {name}"
+        super().__init__(f"{steps} steps, {name}", f"fewer steps, {name}")
         self.scheduler = scheduler
         self.steps = steps
 
@@ -109,26 +150,3 @@ class Fewer(Contender):
             yield
         finally:
             pipe.scheduler = own
-
-
-def contenders(threshold: float, *, guided: bool) -> list[Contender]:
-    """Ours and theirs: twice with equal settings, then ours with its own guards and forecasts.
-
-    cache-dit shares one state between the two calls of Flux's true guidance, so that a comparison
-    with it is fair only without; where branches decide apart is only of interest with guidance.
-    """
-    bare = {"threshold": threshold, "tail": 0, "max_streak": None, "min_steps": 0, "batch": "mean"}
-    head, warmup = 2, 4
-    apart = FirstBlockCache(threshold=threshold, joint=False)
-    return [
-        Accel("accel FirstBlockCache, equal settings", FirstBlockCache(**bare, warmup=0)),
-        Diffusers(threshold),
-        Accel("accel DBCache, equal settings", DBCache(**bare, head=head, warmup=warmup)),
-        *([] if guided else [CacheDit(threshold, head=head, warmup=warmup)]),
-        Accel("accel FirstBlockCache", FirstBlockCache(threshold=threshold)),
-        *([Accel("accel FirstBlockCache, branches apart", apart)] if guided else []),
-        Accel(
-            "accel FirstBlockCache, Newton(1)",
-            FirstBlockCache(threshold=threshold, predictor=Newton(order=1)),
-        ),
-    ]

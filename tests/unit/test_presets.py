@@ -4,7 +4,8 @@ import pytest
 
 import accel
 from accel.presets import resolve
-from caching import FirstBlockCache
+from caching import DeepCache, FirstBlockCache
+from tests.tiny import CASES
 
 
 def test_no_argument_means_balanced():
@@ -15,6 +16,34 @@ def test_every_preset_resolves_to_methods():
     assert set(accel.presets()) == {"quality", "balanced", "fast"}
     for name in accel.presets():
         assert all(isinstance(method, accel.Method) for method in resolve((name,)))
+
+
+@pytest.mark.parametrize(
+    ("case", "method"),
+    [("flux", FirstBlockCache), ("wan_two_stage", FirstBlockCache), ("sd15", DeepCache)],
+)
+@pytest.mark.parametrize("preset", sorted(accel.presets()))
+def test_a_preset_is_a_method_for_the_kind_of_model(case, method, preset):
+    pipe = CASES[case].make()
+    handle = accel.patch(pipe, preset)
+    assert [type(chosen) for chosen in handle.methods] == [method]
+    assert accel.patch(pipe, preset) is handle
+
+
+def test_presets_rank_from_slow_to_fast_on_both_kinds():
+    chosen = [resolve((name,))[0] for name in ("quality", "balanced", "fast")]
+    thresholds = [each.suited(unet=False).threshold for each in chosen]
+    intervals = [each.suited(unet=True).interval for each in chosen]
+    assert thresholds == sorted(set(thresholds))
+    assert intervals == sorted(set(intervals))
+
+
+def test_a_choice_by_model_is_neutral_where_both_are():
+    choice = resolve(())[0].neutral()
+    assert choice.suited(unet=True).interval == 1
+    assert choice.suited(unet=False).threshold == 0
+    only = accel.Only(denoiser="unet", method=choice)
+    assert only.suited(unet=True).method == choice.suited(unet=True)
 
 
 @pytest.mark.parametrize(
