@@ -11,6 +11,7 @@ from accel.sites import Site
 # Tables of places, the same for the whole batch, whatever their first side.
 _UNBATCHED = ("img_ids", "txt_ids", "image_rotary_emb", "rotary_emb")
 _TABLE_DIM = 2
+_TEXT = "encoder_"
 # What of the guided prediction its two parts may leave unexplained, and the least that the smaller
 # weight must be of the larger one: with a scale of 1 there is no unconditional part.
 _UNEXPLAINED = 0.05
@@ -75,11 +76,16 @@ def half_call(
     return positional, {name: _half(name, value, rows, half) for name, value in kwargs.items()}
 
 
+def _of_frames(name: str, value: Tensor, rows: int) -> bool:
+    """Whether this is a text for every frame of every clip, as AnimateDiff hands it in."""
+    return name.startswith(_TEXT) and value.dim() > 0 and value.shape[0] % rows == 0
+
+
 def _half(name: str, value: Any, rows: int, half: int) -> Any:
     if isinstance(value, Tensor):
         table = name in _UNBATCHED and value.dim() <= _TABLE_DIM
         batched = value.dim() > 0 and value.shape[0] == rows and not table
-        return value.chunk(2)[half] if batched else value
+        return value.chunk(2)[half] if batched or _of_frames(name, value, rows) else value
     if type(value) is dict:
         return {key: _half(key, item, rows, half) for key, item in value.items()}
     if type(value) in (list, tuple):

@@ -85,6 +85,16 @@ def test_every_batched_argument_is_halved_however_deep_it_lies(half):
     assert torch.equal(added["images"][1][0], own)
 
 
+def test_a_text_for_every_frame_is_halved_by_clip():
+    # Two clips, one a guidance branch, of three frames: the text comes six times.
+    text, mask = torch.arange(6).reshape(6, 1), torch.arange(6)
+    kwargs = {"encoder_hidden_states": text, "encoder_attention_mask": mask, "sigmas": mask}
+    _, halved = half_call(SITE, (torch.randn(2, 4, 3, 8, 8),), kwargs, 2, 1)
+    assert halved["encoder_hidden_states"].flatten().tolist() == [3, 4, 5]
+    assert halved["encoder_attention_mask"].tolist() == [3, 4, 5]
+    assert halved["sigmas"] is mask
+
+
 def test_what_is_one_for_the_whole_batch_stays_whole():
     table = torch.randn(4, 3)
     kwargs = {
