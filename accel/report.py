@@ -36,9 +36,10 @@ class Decision:
             layers, each a resnet and what follows it.
         blocks_skipped: those that did not.
         modules_run: modules that ran, of those that a module cache may answer for, counted alike.
-        modules_skipped: those of them that did not; what ran of one's tokens counts as so much of it.
-        tokens_run: tokens of the picture that ran in modules that computed only some of them, of one
-            image, in every module anew.
+        modules_skipped: those of them that did not; of one that computed some tokens, so much as
+            those are of it counts as having run.
+        tokens_run: tokens of one picture that ran in modules that computed only some of them, each
+            module's counted.
         tokens_skipped: those of them that did not.
     """
 

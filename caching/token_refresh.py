@@ -15,6 +15,7 @@ from torch import Tensor
 from accel.layers import Call
 from accel.method import Binding
 from accel.sites import ModelSites, Site, alike
+from accel.specs import TEMPORAL_NAMES
 from caching.outputs import Refreshed
 from caching.picture_tokens import Picture, Place, picture_of
 from caching.pointwise import mixing
@@ -80,11 +81,9 @@ class _Memories:
     @property
     def nbytes(self) -> int:
         """Bytes held between calls."""
-        return sum(memory.importance.nbytes + memory.computed.nbytes for memory in _all(self.calls))
-
-
-def _all(calls: Mapping[int, _Memory]) -> tuple[_Memory, ...]:
-    return tuple(calls.values())
+        return sum(
+            memory.importance.nbytes + memory.computed.nbytes for memory in self.calls.values()
+        )
 
 
 @dataclass(slots=True)
@@ -109,6 +108,11 @@ class _Choices:
 
     step: int = -1
     indices: dict[int, tuple[Place, Tensor]] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held between calls."""
+        return sum(indices.nbytes for _, indices in self.indices.values())
 
 
 class TokenRefresher:
@@ -241,6 +245,8 @@ class TokenRefresher:
         return place
 
     def _in_picture(self, call: Call, rows: int, tokens: int) -> Place | None:
+        if any(part in TEMPORAL_NAMES for part in call.site.path.split(".")):
+            return None
         scene = self._scene(call)
         assert scene.call is not None, "a module of the denoiser is called in the denoiser's call"
         hidden = scene.call.hidden
