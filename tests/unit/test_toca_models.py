@@ -63,7 +63,7 @@ def test_both_halves_of_a_batch_choose_the_same_tokens_and_two_pictures_their_ow
     accel.patch(pipe, REFRESHING)
     seen = outputs_of(pipe, pipe.transformer.transformer_blocks[1].ff, case, batch=2)
     apart = 0
-    for old, new in itertools.pairwise(seen):
+    for old, new in pairwise(seen):
         rows = changed(new, old)
         assert rows.sum(dim=1).tolist() == [4] * 4
         assert torch.equal(rows[:2], rows[2:])
@@ -106,7 +106,7 @@ def test_text_in_front_of_the_picture_is_held_and_never_chosen():
     pipe = case.make()
     accel.patch(pipe, ToCa(interval=6, ratio=0.5, **EVEN, **OPEN))
     seen = outputs_of(pipe, pipe.transformer.transformer_blocks[0].ff, case)
-    for old, new in itertools.pairwise(seen):
+    for old, new in pairwise(seen):
         rows = changed(new, old)
         text = rows.shape[1] - 2 * int(rows[0].sum())
         assert text == 5
