@@ -36,7 +36,11 @@ class Decision:
             layers, each a resnet and what follows it.
         blocks_skipped: those that did not.
         modules_run: modules that ran, of those that a module cache may answer for, counted alike.
-        modules_skipped: those of them that did not.
+        modules_skipped: those of them that did not; of one that computed some tokens, so much as
+            those are of it counts as having run.
+        tokens_run: tokens of one picture that ran in modules that computed only some of them, each
+            module's counted.
+        tokens_skipped: those of them that did not.
     """
 
     step: int
@@ -49,6 +53,8 @@ class Decision:
     blocks_skipped: int = 0
     modules_run: int = 0
     modules_skipped: int = 0
+    tokens_run: int = 0
+    tokens_skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +119,16 @@ class Report:
         return sum(decision.modules_skipped for decision in self.decisions)
 
     @property
+    def tokens_run(self) -> int:
+        """Tokens that ran in modules that computed only some, over all calls."""
+        return sum(decision.tokens_run for decision in self.decisions)
+
+    @property
+    def tokens_skipped(self) -> int:
+        """Tokens that did not run in those modules, over all calls."""
+        return sum(decision.tokens_skipped for decision in self.decisions)
+
+    @property
     def parts(self) -> tuple[int, int]:
         """How many parts ran and how many did not: modules if any were counted, else blocks."""
         modules = self.modules_run, self.modules_skipped
@@ -140,6 +156,8 @@ class Report:
             "blocks_skipped": self.blocks_skipped,
             "modules_run": self.modules_run,
             "modules_skipped": self.modules_skipped,
+            "tokens_run": self.tokens_run,
+            "tokens_skipped": self.tokens_skipped,
         }
 
     def to_json(self) -> str:
@@ -173,6 +191,10 @@ class Report:
             ("seconds", f"{self.seconds:.3f}, {self.denoiser_seconds:.3f} of them in the denoiser"),
             ("cached", f"{self.bytes_held / 2**20:.1f} MiB on {self.device}"),
         ]
+        tokens = self.tokens_run + self.tokens_skipped
+        if tokens:
+            share = self.tokens_run / tokens
+            rows.append(("tokens", f"{share:.1%} run in modules that computed only some"))
         if self.estimated_error is not None:
             rows.append(
                 (

@@ -13,6 +13,7 @@ from caching.pab import PAB
 from caching.predictor import Hold, Newton, Predictor
 from caching.taylor_seer import TaylorSeer
 from caching.tea_cache import TeaCache
+from caching.toca import ToCa
 
 __all__ = [
     "DMD",
@@ -31,4 +32,5 @@ __all__ = [
     "Predictor",
     "TaylorSeer",
     "TeaCache",
+    "ToCa",
 ]

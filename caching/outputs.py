@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from accel.layers import Call
 from accel.method import Binding
@@ -18,10 +18,34 @@ from caching.guards import must_compute, warn_non_finite
 from caching.measure import place
 from caching.prediction import read_prediction
 from caching.predictor import Predictor
-from caching.slots import Kept, Slots, signature_of
+from caching.slots import Kept, Slot, Slots, signature_of
 from caching.snapshot import Snapshot
 
 _EVERY_BRANCH = "every branch"
+
+
+class Refreshed(NamedTuple):
+    """An output of which some of the picture's tokens were computed anew.
+
+    Attributes:
+        output: of the module.
+        run: how many of them were computed, of one row.
+        tokens: how many there are, 0 if none of them could be computed alone.
+    """
+
+    output: Any
+    run: int
+    tokens: int
+
+
+class Refresher(Protocol):
+    """Computes some tokens of a module's output between its computations."""
+
+    def computed(self, call: Call, slot: Slot, output: Any) -> None:
+        """Is told of a whole output, before it takes the place of the kept one."""
+
+    def answer(self, call: Call, slot: Slot, kept: Kept) -> Refreshed:
+        """An output made from the newest kept one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +56,12 @@ class Group:
         name: what the report calls them.
         sites: the modules.
         interval: evaluations from one computation to the next; 1 leaves the modules alone.
+        stretch: how much longer the interval is at the schedule's begin, and shorter at its end: it
+            is divided by 1 - stretch to 1 + stretch, and rounded.
         window: the part of the trained schedule in which they may reuse, as shares (low, high) that
             are themselves outside.
         residual: whether what is kept is what a block adds to its streams, not its output.
+        refresher: what answers between computations, if it is not the rule's predictor.
     """
 
     name: str
@@ -42,6 +69,15 @@ class Group:
     interval: int
     window: tuple[float, float] = (-math.inf, math.inf)
     residual: bool = False
+    stretch: float = 0.0
+    refresher: Refresher | None = None
+
+    def interval_at(self, call: Call) -> int:
+        """The interval at this evaluation."""
+        if not self.stretch or not call.num_steps:
+            return self.interval
+        past = call.step / call.num_steps
+        return max(1, round(self.interval / (1 + self.stretch * (2 * past - 1))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +122,8 @@ class _Tally:
     ran: int = 0
     skipped: int = 0
     groups: set[int] = field(default_factory=set)
+    # By group: modules' worth of tokens that ran, those tokens, and of how many.
+    refreshed: dict[int, tuple[float, int, int]] = field(default_factory=dict)
     watch: FiniteWatch = field(default_factory=FiniteWatch)
     broken: int = -1
 
@@ -145,6 +183,7 @@ class OutputCache:
         tally.again, tally.step = tally.step == call.step, call.step
         tally.refusal, tally.ran, tally.skipped = "", 0, 0
         tally.groups.clear()
+        tally.refreshed.clear()
         broken = tally.watch.broken()
         if broken is not None:
             tally.broken = broken
@@ -174,10 +213,15 @@ class OutputCache:
         slot = slots.turn(tally.calls)
         signature = signature_of(call.args, call.kwargs)
         kept = self._usable(call, tally, number, slot.usable(signature, tally.half))
+        refresher = self.rule.groups[number].refresher
+        if kept and refresher is not None:
+            return _refresh(tally, number, refresher.answer(call, slot, kept[-1]))
         if kept:
             return slot.answer(kept, self._predictor(call, kept), place(call))
         output = call.proceed()
         if not tally.again:
+            if refresher is not None:
+                refresher.computed(call, slot, output)
             slot.record(signature, call.step, place(call), output)
         return output
 
@@ -216,7 +260,7 @@ class OutputCache:
             return "called again in this step"
         if not kept:
             return "nothing to reuse yet"
-        if call.step - kept[-1].step >= self.rule.groups[number].interval:
+        if call.step - kept[-1].step >= self.rule.groups[number].interval_at(call):
             return "missed its computation"
         return None
 
@@ -225,7 +269,7 @@ class OutputCache:
 
     def _report(self, call: Call, tally: _Tally) -> None:
         rule, plan = self.rule, self._plan(call)
-        names = [rule.groups[number].name for number in sorted(tally.groups)]
+        names = [self._named(tally, number) for number in sorted(tally.groups)]
         if names:
             action, reason = rule.predictor(call, 1).action, " and ".join(names)
         elif tally.refusal:
@@ -235,7 +279,9 @@ class OutputCache:
             action, reason = "forced" if plan.forced else "computed", ", ".join(reasons)
         if tally.half is not None and not names:
             action = "reused"
-        blocks, left = call.generation.timeline.blocks, max(0, self.modules - tally.skipped)
+        # What ran of a module's tokens counts as so much of the module.
+        skipped = tally.skipped - math.ceil(sum(part for part, _, _ in tally.refreshed.values()))
+        blocks, left = call.generation.timeline.blocks, max(0, self.modules - skipped)
         # Half of a batch counts as half of the parts.
         blocks_saved, saved = (0, 0) if tally.half is None else (blocks // 2, left // 2)
         call.decide(
@@ -244,8 +290,24 @@ class OutputCache:
             blocks_run=blocks - blocks_saved,
             blocks_skipped=blocks_saved,
             modules_run=left - saved,
-            modules_skipped=tally.skipped + saved,
+            modules_skipped=skipped + saved,
+            tokens_run=sum(run for _, run, _ in tally.refreshed.values()),
+            tokens_skipped=sum(tokens - run for _, run, tokens in tally.refreshed.values()),
         )
+
+    def _named(self, tally: _Tally, number: int) -> str:
+        name = self.rule.groups[number].name
+        _, run, tokens = tally.refreshed.get(number, (0.0, 0, 0))
+        return f"{name} {run / tokens:.1%} computed" if tokens else name
+
+
+def _refresh(tally: _Tally, number: int, refreshed: Refreshed) -> Any:
+    """The output; counts its tokens."""
+    output, run, tokens = refreshed
+    if tokens:
+        modules, ran, all_ = tally.refreshed.get(number, (0.0, 0, 0))
+        tally.refreshed[number] = (modules + run / tokens, ran + run, all_ + tokens)
+    return output
 
 
 def _due(group: Group, computed: int | None, call: Call) -> str | None:
@@ -257,6 +319,23 @@ def _due(group: Group, computed: int | None, call: Call) -> str | None:
         return "place on the schedule unknown"
     if call.time is not None and not low < call.time < high:
         return "outside of the window"
-    if computed is None or call.step - computed >= group.interval:
+    if computed is None or call.step - computed >= group.interval_at(call):
         return "interval over"
     return None
+
+
+def parts_of(model: ModelSites) -> tuple[tuple[Site, ...], tuple[Site, ...]]:
+    """The blocks that have no MLP of their own, and the modules of all others.
+
+    The former end in one projection of attention and MLP together, so they can only rest as a
+    whole.
+    """
+    with_mlp = {_parent(site) for site in model.mlp}
+    whole = tuple(site for site in model.blocks if site.path not in with_mlp)
+    inside = {site.path for site in whole}
+    parts = (*model.attention, *model.temporal, *model.cross, *model.mlp)
+    return whole, tuple(site for site in parts if _parent(site) not in inside)
+
+
+def _parent(site: Site) -> str:
+    return site.path.rpartition(".")[0]

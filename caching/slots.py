@@ -86,9 +86,14 @@ class Kept:
 
 @dataclass(slots=True)
 class Slot:
-    """The newest outputs of one of the calls that a module gets in a denoiser call."""
+    """The newest outputs of one of the calls that a module gets in a denoiser call.
+
+    Attributes:
+        number: which of the calls, from 0.
+    """
 
     depth: int
+    number: int = 0
     form: Form = (Tensor, ())
     kept: deque[Kept] = field(default_factory=deque)
     # Whether somebody was seen to write into an output, so that copies must be kept and handed out.
@@ -142,6 +147,10 @@ class Slot:
         )
         return parts[0] if cls is Tensor else cls(parts)
 
+    def renew(self, kept: Kept, output: Tensor) -> None:
+        """Puts an output, a single tensor, in the place of a kept one that it was made from."""
+        kept.parts = (self._keep(output),)
+
     def _keep(self, part: Tensor | None) -> Snapshot | None:
         if part is None:
             return None
@@ -189,7 +198,7 @@ class Slots:
         if call != self._call:
             self._call, self._cursor = call, 0
         if self._cursor == len(self._slots):
-            self._slots.append(Slot(self.depth))
+            self._slots.append(Slot(self.depth, len(self._slots)))
         self._cursor += 1
         return self._slots[self._cursor - 1]
 

@@ -6,9 +6,9 @@ from typing import ClassVar, Self
 
 from accel.errors import OptionError
 from accel.method import Binding, Claim, Method, Tunable, require_number
-from accel.sites import ModelSites, Site
+from accel.sites import ModelSites
 from caching.fixed_steps import Interval
-from caching.outputs import Group, OutputCache, OutputRule
+from caching.outputs import Group, OutputCache, OutputRule, parts_of
 from caching.predictor import Damped, Newton, Predictor
 from caching.stack import StackCache, StackRule
 
@@ -101,7 +101,7 @@ class TaylorSeer(Method):
 
     def _apart(self, model: ModelSites) -> Iterator[Binding]:
         model.require_attention("TaylorSeer")
-        whole, modules = _parts(model)
+        whole, modules = parts_of(model)
         groups = (
             Group(name="modules forecast", sites=modules, interval=self.interval),
             Group(name="blocks forecast", sites=whole, interval=self.interval, residual=True),
@@ -120,16 +120,3 @@ class TaylorSeer(Method):
         newton = Newton(self.max_order)
         beyond = max(0, age - _SAFE_AGE)
         return Damped(newton, self.damping**beyond) if beyond and self.damping < 1 else newton
-
-
-def _parts(model: ModelSites) -> tuple[tuple[Site, ...], tuple[Site, ...]]:
-    """The blocks that have no MLP of their own, and the modules of all others."""
-    with_mlp = {_parent(site) for site in model.mlp}
-    whole = tuple(site for site in model.blocks if site.path not in with_mlp)
-    inside = {site.path for site in whole}
-    parts = (*model.attention, *model.temporal, *model.cross, *model.mlp)
-    return whole, tuple(site for site in parts if _parent(site) not in inside)
-
-
-def _parent(site: Site) -> str:
-    return site.path.rpartition(".")[0]

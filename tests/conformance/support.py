@@ -39,6 +39,7 @@ _ENGAGING: dict[str, dict[str, Any]] = {
     },
     "PAB": {"window": (0.0, 1.0), "warmup": 1, "tail": 0, "min_steps": 0},
     "TaylorSeer": {"interval": 2, "warmup": 1, "tail": 0, "min_steps": 0},
+    "ToCa": {"interval": 3, "ratio": 0.3, "cell": 2, "warmup": 1, "tail": 0, "min_steps": 0},
 }
 # The kinds of denoiser a method is made for; one that is not listed is made for transformers.
 _EVERY = frozenset({"transformer", "unet"})
@@ -48,10 +49,11 @@ _FAMILIES: dict[str, frozenset[str]] = {
     "FasterCache": _EVERY,
     "PAB": _EVERY,
     "TaylorSeer": _EVERY,
+    "ToCa": _EVERY,
 }
 # Methods that hook modules inside of blocks: a compiled block is broken up around those, so the
 # modules are compiled instead.
-INSIDE = frozenset({"FasterCache", "PAB", "TaylorSeer"})
+INSIDE = frozenset({"FasterCache", "PAB", "TaylorSeer", "ToCa"})
 
 # One pipeline per way of guiding and of numbering steps, for the tests that need many generations.
 FEW = ("flux_img2img", "flux_true_cfg", "sd3_skip_layer", "sd15", "wan_two_stage")
