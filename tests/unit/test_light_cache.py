@@ -1,16 +1,19 @@
-"""Memory options: what they accept, chunks of feed-forwards, decoding in parts, what is reported."""
+"""Memory options: what they accept and report, chunks of feed-forwards, decoding in parts."""
 
 import copy
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
+from diffusers import AutoencoderKL
 from torch import nn
 
 import accel
 from accel import LightCache, OptionError
 from accel.method import Binding
 from accel.sites import ModelSites
-from caching import DBCache, FirstBlockCache, FoCa, MagCache, TaylorSeer
+from caching import PAB, DBCache, FirstBlockCache, FoCa, MagCache, TaylorSeer
 from tests.conformance.support import engaging, fresh
 from tests.tiny import CASES
 
@@ -58,7 +61,7 @@ def test_an_option_out_of_its_range_is_refused_by_name(options):
 @pytest.mark.parametrize("memory", ["2GiB", LightCache, 3])
 def test_what_is_no_memory_option_is_refused_and_nothing_is_patched(memory):
     pipe = CASES["dit"].make()
-    with pytest.raises(OptionError, match="memory is .*expected accel.LightCache"):
+    with pytest.raises(OptionError, match=r"memory is .*expected accel\.LightCache"):
         accel.patch(pipe, REUSING, memory=memory)
     assert not accel.status(pipe).patched
 
@@ -179,65 +182,96 @@ def test_a_model_without_feed_forwards_is_said_to_have_none():
     assert list(LightCache().notes(sites)) == []
 
 
-def _decoders(pipe):
-    return {name: dict(vars(pipe.vae)) for name in ("vae",)}
+def _with_decoder(case):
+    """A pipeline of this case with an autoencoder, of one level and so without upsampling."""
+    pipe = case.make()
+    torch.manual_seed(1)
+    channels = case.denoiser(pipe).config.out_channels
+    vae = AutoencoderKL(latent_channels=channels, block_out_channels=(8,), norm_num_groups=4)
+    pipe.register_modules(vae=vae.eval())
+    return pipe
 
 
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("decode", ["whole", "sliced", "tiled"])
 def test_the_decoder_works_in_parts_while_patched_and_as_before_afterwards(decode, before):
-    pipe = CASES["sd15"].make()
+    pipe = _with_decoder(CASES["sd15"])
     pipe.vae.use_slicing = before
-    state = _decoders(pipe)
+    state = dict(vars(pipe.vae))
     handle = accel.patch(pipe, engaging("PAB"), memory=LightCache(decode=decode))
     switches = pipe.vae.use_slicing, pipe.vae.use_tiling
     assert switches == (before or decode != "whole", decode == "tiled")
     clean = copy.deepcopy(pipe.vae)
     assert (clean.use_slicing, clean.use_tiling) == (before, False)
     handle.disable()
-    assert _decoders(pipe) == state
+    assert vars(pipe.vae) == state
     handle.enable()
     handle.enable()
     assert (pipe.vae.use_slicing, pipe.vae.use_tiling) == switches
     handle.unpatch()
-    assert _decoders(pipe) == state
+    assert vars(pipe.vae) == state
+
+
+class _VideoDecoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.use_framewise_decoding = False
+
+
+def test_a_decoder_that_goes_frame_by_frame_is_asked_to():
+    decoder = _VideoDecoder()
+    pipe = SimpleNamespace(components={"vae": decoder, "scheduler": None})
+    assert list(LightCache().lay_over(pipe)) == []
+    (overlay,) = LightCache(decode="tiled").lay_over(pipe)
+    assert decoder.use_framewise_decoding
+    overlay.remove()
+    assert vars(decoder) == vars(_VideoDecoder())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failing(PAB):
+    def bind(self, model):
+        yield Binding(model.denoiser, lambda call: call.proceed())
+        message = "no"
+        raise RuntimeError(message)
 
 
 def test_a_patch_that_fails_leaves_the_decoder_as_it_was():
-    pipe = CASES["sd15"].make()
-    state = _decoders(pipe)
-
-    class Failing(type(engaging("PAB"))):
-        def bind(self, model):
-            yield Binding(model.denoiser, lambda call: call.proceed())
-            message = "no"
-            raise RuntimeError(message)
-
+    pipe = _with_decoder(CASES["sd15"])
+    state = dict(vars(pipe.vae))
     with pytest.raises(RuntimeError, match="no"):
         accel.patch(pipe, Failing(), memory=LightCache(decode="tiled"))
-    assert _decoders(pipe) == state
+    assert vars(pipe.vae) == state
     old = accel.patch(pipe, engaging("PAB"), memory=LightCache())
     with pytest.raises(RuntimeError, match="no"):
         accel.patch(pipe, Failing(), memory=LightCache(decode="tiled"))
     assert (pipe.vae.use_slicing, pipe.vae.use_tiling) == (True, False)
     old.unpatch()
-    assert _decoders(pipe) == state
+    assert vars(pipe.vae) == state
 
 
-def test_pictures_decoded_one_by_one_are_the_same():
+def test_pictures_decoded_in_parts_are_the_same():
     case = CASES["sd15"]
-    method = engaging("PAB")
+    decoded = []
+
+    def count(_, args):
+        decoded.append(len(args[0]))
+
     pictures = []
     for memory in (None, LightCache(), LightCache(decode="tiled")):
-        pipe = case.make()
-        accel.patch(pipe, method, memory=memory)
+        pipe = _with_decoder(case)
+        pipe.vae.decoder.register_forward_pre_hook(count)
+        accel.patch(pipe, engaging("PAB"), memory=memory)
         pictures.append(case.run(pipe, batch=2, output_type="pt"))
+    assert decoded == [2, 1, 1, 1, 1]
+    # Smaller than a tile, so that there is nothing to blend.
     for other in pictures[1:]:
         torch.testing.assert_close(other, pictures[0], rtol=1e-4, atol=1e-4)
 
 
 def test_a_denoiser_alone_has_no_decoder_to_change():
-    case = CASES["dit"]
+    case = CASES["flux_img2img"]
     pipe = case.make()
-    with accel.patch(pipe.transformer, REUSING, memory=LightCache(decode="tiled")) as handle:
+    memory = LightCache(decode="tiled")
+    with accel.patch(pipe.transformer, REUSING, memory=memory) as handle:
         assert handle.enabled
