@@ -80,7 +80,7 @@ def _watched(case: Case, pipe: Pipeline) -> Iterator[list[int]]:
 
 
 @pairs(CASES)
-@pytest.mark.parametrize("budget", [None, 40_000, 2**30])
+@pytest.mark.parametrize("budget", [None, 60_000, 2**30])
 def test_swapping_changes_no_bit(case: Case, name: str, budget: int | None) -> None:
     method = engaging(name)
     pipe = case.make()
