@@ -54,10 +54,7 @@ def patch(
             "quality= and speedup= need a tuner, and this version has none. Name a preset or "
             "methods; `accel compare` measures what they cost."
         )
-    if memory is not None and not isinstance(memory, LightCache):
-        raise OptionError(
-            f"memory is {memory!r}; expected accel.LightCache(...) with its options, or None."
-        )
+    _check_memory(memory)
     chosen = resolve(methods)
     check_conflicts(chosen)
     try:
@@ -82,6 +79,13 @@ def patch(
             raise
         _LOG.warning("not accelerated: %s", error)
         return Patch(target, {}, chosen, strict=strict, note=str(error))
+
+
+def _check_memory(memory: Any) -> None:
+    if memory is not None and not isinstance(memory, LightCache):
+        raise OptionError(
+            f"memory is {memory!r}; expected accel.LightCache(...) with its options, or None."
+        )
 
 
 def _replace(old: list[Patch], new: Patch) -> Patch:

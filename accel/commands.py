@@ -219,6 +219,7 @@ def _plan(job: Job, items: Sequence[batch.Item], missing: Sequence[batch.Item]) 
     rows = (
         f"model         {job.source.identity}",
         f"acceleration  {', '.join(map(str, job.methods)) or 'none'}",
+        *(() if job.memory is None else (f"memory        {job.memory}",)),
         f"arguments     {dict(job.arguments)}",
         f"size          {width} x {height}",
         f"pictures      {len(items)}, {len(missing)} of them missing in {job.folder}",
