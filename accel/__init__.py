@@ -11,6 +11,7 @@ from accel.errors import (
     OptionError,
 )
 from accel.handle import Patch, Status
+from accel.memory import LightCache
 from accel.method import Binding, Claim, Method, Only, Tunable
 from accel.presets import methods, presets
 from accel.report import Decision, Report
@@ -26,6 +27,7 @@ __all__ = [
     "Claim",
     "ConflictError",
     "Decision",
+    "LightCache",
     "Method",
     "Only",
     "OptionError",

@@ -7,6 +7,7 @@ from accel.engine import engine_of
 from accel.errors import AccelUnsupportedError, OptionError
 from accel.foreign import require_no_foreign_cache
 from accel.handle import Patch, Status, handle_of
+from accel.memory import LightCache
 from accel.method import Method, check_conflicts, check_denoisers
 from accel.models import find_denoisers, is_unet
 from accel.presets import resolve
@@ -19,6 +20,7 @@ def patch(
     *methods: Method | str,
     quality: str | None = None,
     speedup: float | None = None,
+    memory: LightCache | None = None,
     strict: bool = True,
     replace: bool = False,
 ) -> Patch:
@@ -30,16 +32,18 @@ def patch(
         methods: `Method`s, or the name of one preset; "balanced" if there are none.
         quality: a quality target such as "psnr>=30", for the tuner.
         speedup: a speed target such as 2.0, for the tuner.
+        memory: how the features that the methods keep, and computed steps and decoding, take less
+            memory.
         strict: whether a model that cannot be patched raises; otherwise it is left as it is and the
             handle says why.
         replace: whether another library's cache on the same denoiser is removed first.
 
-    Patching twice with equal methods returns the same handle; with other methods, the old ones are
-    replaced, and stay if the new ones fail.
+    Patching twice with equal methods and memory options returns the same handle; with others, the
+    old ones are replaced, and stay if the new ones fail.
 
     Raises:
-        OptionError: for an unknown preset, a method that is none, or a target for which there is no
-            tuner.
+        OptionError: for an unknown preset, a method or memory option that is none, or a target for
+            which there is no tuner.
         AccelUnsupportedError: if the target is no pipeline or denoiser, or a method cannot work on
             it.
         ConflictError: if two methods, or a method and another library's cache, would do the same
@@ -50,6 +54,7 @@ def patch(
             "quality= and speedup= need a tuner, and this version has none. Name a preset or "
             "methods; `accel compare` measures what they cost."
         )
+    _check_memory(memory)
     chosen = resolve(methods)
     check_conflicts(chosen)
     try:
@@ -62,17 +67,27 @@ def patch(
             for module in denoisers.values()
             if (engine := engine_of(module))
         }
-        if len(handles) == 1 and (same := next(iter(handles.values()))).serves(denoisers, chosen):
+        if len(handles) == 1 and (same := next(iter(handles.values()))).serves(
+            denoisers, chosen, memory
+        ):
             same.drive(target)
             return same
         for module in denoisers.values():
             require_no_foreign_cache(target, module, replace=replace)
-        return _replace(list(handles.values()), Patch(target, denoisers, chosen, strict=strict))
+        new = Patch(target, denoisers, chosen, strict=strict, memory=memory)
+        return _replace(list(handles.values()), new)
     except AccelUnsupportedError as error:
         if strict:
             raise
         _LOG.warning("not accelerated: %s", error)
         return Patch(target, {}, chosen, strict=strict, note=str(error))
+
+
+def _check_memory(memory: Any) -> None:
+    if memory is not None and not isinstance(memory, LightCache):
+        raise OptionError(
+            f"memory is {memory!r}; expected accel.LightCache(...) with its options, or None."
+        )
 
 
 def _replace(old: list[Patch], new: Patch) -> Patch:

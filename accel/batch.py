@@ -22,6 +22,7 @@ from accel import api, png_text
 from accel.errors import AccelError, OptionError
 from accel.handle import Patch
 from accel.manifest import Manifest, digest
+from accel.memory import LightCache
 from accel.method import Method
 from accel.prompts import slug
 from accel.record import write_atomically
@@ -63,6 +64,7 @@ class Job:
         prompts: One for each picture.
         folder: Where pictures and manifest go.
         methods: The acceleration; empty for none.
+        memory: Its memory options.
         arguments: What every call gets besides prompt and generator.
         seed: Seed of the first picture; picture `i` has `seed + i`.
         batch_size: Pictures in one call, 1 to 256.
@@ -77,6 +79,7 @@ class Job:
     prompts: tuple[str, ...]
     folder: Path
     methods: tuple[Method, ...] = ()
+    memory: LightCache | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     batch_size: int = 1
@@ -104,6 +107,7 @@ class Job:
             "model": self.source.identity,
             "methods": [repr(method) for method in self.methods],
             "arguments": dict(self.arguments),
+            **({} if self.memory is None else {"memory": repr(self.memory)}),
         }
 
     def _item(self, index: int, prompt: str) -> Item:
@@ -171,7 +175,7 @@ def run(
 
 
 def _accelerated(job: Job, pipe: Any) -> AbstractContextManager[Patch | None]:
-    return api.patch(pipe, *job.methods) if job.methods else nullcontext()
+    return api.patch(pipe, *job.methods, memory=job.memory) if job.methods else nullcontext()
 
 
 class _Maker:

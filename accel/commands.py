@@ -21,7 +21,7 @@ from accel.compare import compare as run_compare
 from accel.errors import OptionError
 from accel.manifest import Manifest
 from accel.method import Method
-from accel.method_text import choose
+from accel.method_text import choose, parse_memory
 from accel.options import call_arguments
 from accel.progress import Progress
 from accel.prompts import check_prompt, read_prompts
@@ -45,6 +45,7 @@ def compare(options: argparse.Namespace) -> int:
     """Compares, prints the table and writes the folder."""
     source = find(options.model)
     shots, methods = _shots(source, options), choose(options.preset, options.method)
+    parse_memory(options.memory)  # refuses before anything is loaded
     prepare_folder(options.out)
     comparison = _compared(source, shots, methods, options)
     page = compare_page.save(comparison, options.out)
@@ -58,11 +59,13 @@ def bench(options: argparse.Namespace) -> int:
         return _check_records(options.check)
     source = find(options.model)
     shots, methods = _shots(source, options), choose(options.preset, options.method)
+    parse_memory(options.memory)  # refuses before anything is loaded
     prepare_folder(options.record.parent)
     comparison = _compared(source, shots, methods, options)
     config = {
         "model": source.identity,
         "methods": [repr(method) for method in methods],
+        "memory": None if options.memory is None else repr(parse_memory(options.memory)),
         "arguments": dict(shots[0].arguments),
         "prompts": [shot.prompt for shot in shots],
         "rounds": options.rounds,
@@ -113,6 +116,7 @@ def generate(options: argparse.Namespace) -> int:
         prompts=tuple(read_prompts(options.prompts)),
         folder=options.out,
         methods=methods,
+        memory=parse_memory(options.memory),
         arguments=call_arguments(source, options),
         seed=options.seed,
         batch_size=options.batch_size,
@@ -171,6 +175,7 @@ def _compared(
             pipe,
             shots,
             methods,
+            memory=parse_memory(options.memory),
             rounds=options.rounds,
             controls=options.controls,
             on_run=progress.step,
@@ -204,8 +209,8 @@ def scene_judge(source: Source, shots: Sequence[Shot]) -> Judge | None:
 def _methods_to_generate(options: argparse.Namespace) -> tuple[Method, ...]:
     if not options.plain:
         return choose(options.preset, options.method)
-    if options.preset or options.method:
-        raise OptionError("Give --plain, or --preset or --method, not both.")
+    if options.preset or options.method or options.memory:
+        raise OptionError("Give --plain, or --preset, --method or --memory, not both.")
     return ()
 
 
@@ -214,6 +219,7 @@ def _plan(job: Job, items: Sequence[batch.Item], missing: Sequence[batch.Item]) 
     rows = (
         f"model         {job.source.identity}",
         f"acceleration  {', '.join(map(str, job.methods)) or 'none'}",
+        *(() if job.memory is None else (f"memory        {job.memory}",)),
         f"arguments     {dict(job.arguments)}",
         f"size          {width} x {height}",
         f"pictures      {len(items)}, {len(missing)} of them missing in {job.folder}",

@@ -13,6 +13,7 @@ from accel.bench import Ratio, timed
 from accel.control import Control, Solver, equal_time
 from accel.errors import OptionError
 from accel.handle import Patch
+from accel.memory import LightCache
 from accel.method import Method
 from accel.metrics import Score, Summary
 from accel.report import Report
@@ -146,6 +147,7 @@ def compare(
     shots: Sequence[Shot],
     methods: Sequence[Method | str] = (),
     *,
+    memory: LightCache | None = None,
     rounds: int = 2,
     controls: bool = True,
     on_run: Callable[[str], None] = lambda _: None,
@@ -158,6 +160,7 @@ def compare(
         pipe: A pipeline that makes pictures.
         shots: What to draw, all with the same size and number of steps.
         methods: What `accel.patch` takes; nothing is the default preset.
+        memory: What `accel.patch` takes.
         rounds: How often every shot is drawn by each side, at least 1.
         controls: Whether fewer steps at equal time are tried as well.
         on_run: Called after every picture with what it was for.
@@ -167,7 +170,7 @@ def compare(
     """
     _check(shots, rounds)
     untouched = _warm_up(pipe, shots[0], on_run)
-    with api.patch(pipe, *methods) as handle:
+    with api.patch(pipe, *methods, memory=memory) as handle:
         _warm_up(pipe, shots[0], on_run)
         pairs, ratio = _in_turns(pipe, handle, shots, rounds, on_run)
     return Comparison(

@@ -16,12 +16,15 @@ from accel.probe import Probe, candidate_lists
 from accel.report import Timeline
 from accel.session import Session
 from accel.sites import Kind, ModelSites, Site
+from accel.store import Store
 
 if TYPE_CHECKING:
     from accel.handle import Patch
 
 _TRACK_ORDER = -2
 _PROBE_ORDER = -1
+# What computes in parts is inside of everything that may skip the computation.
+_MEMORY_ORDER = 1000
 
 
 class Engine:
@@ -76,13 +79,14 @@ class Engine:
             layer.remove()
         self._layers.clear()
 
-    def open(self, clock: Clock, stack: ExitStack) -> Timeline | None:
+    def open(self, clock: Clock, stack: ExitStack, store: Store | None = None) -> Timeline | None:
         """Opens a generation until the stack closes; returns None while disabled."""
         for layer in self._layers.values():
             layer.reattach()
         blocks = 0 if self._sites is None else len(self._sites.blocks)
         timeline = Timeline(self.name, tuple(map(str, self._methods)), blocks)
-        opened = stack.enter_context(self.session.open(clock, timeline, wait=self.patch.wait))
+        session = self.session.open(clock, timeline, store, wait=self.patch.wait)
+        opened = stack.enter_context(session)
         if opened is not None and getattr(self.module, "is_cache_enabled", False):
             timeline.warn(
                 f"a cache of diffusers was enabled on {self.name} after patching; the two add up "
@@ -124,11 +128,19 @@ class Engine:
                     "others."
                 )
             self._bound.append((method, layers))
+        self._bind_memory(sites)
         self._layers[id(self.module)].add(
             max((method.order for method in self._methods), default=0), self._prove
         )
         self._sites = sites
         self._note_broken_graphs()
+
+    def _bind_memory(self, sites: ModelSites) -> None:
+        memory = self.patch.memory
+        if memory is not None:
+            for binding in memory.bind(sites):
+                self._layer(binding.site).add(_MEMORY_ORDER, binding.hook)
+            self.notes.extend(memory.notes(sites))
 
     def _note_broken_graphs(self) -> None:
         compiled = tuple(

@@ -13,6 +13,7 @@ from accel.clock import Clock
 from accel.copies import Overlay
 from accel.engine import Engine
 from accel.errors import OptionError
+from accel.memory import LightCache
 from accel.method import Method, for_denoiser
 from accel.report import Report
 
@@ -49,6 +50,7 @@ class Patch:
 
     Attributes:
         methods: what is installed.
+        memory: the memory options, if there are any.
         targets: the pipelines (or the denoiser) that this patch drives.
         reports: the newest reports, oldest first; one a denoiser and generation.
         wait: whether a second thread waits for the denoiser (default) or gets an `AccelBusyError`.
@@ -61,9 +63,11 @@ class Patch:
         methods: tuple[Method, ...],
         *,
         strict: bool,
+        memory: LightCache | None = None,
         note: str = "",
     ) -> None:
         self.methods = methods
+        self.memory = memory
         self.targets: list[Any] = [target]
         self.reports: deque[Report] = deque(maxlen=_KEPT_REPORTS)
         self.wait = True
@@ -74,6 +78,7 @@ class Patch:
         self._clock: Clock | None = None
         self._undo = ExitStack()
         self._engines: dict[str, Engine] = {}
+        self._parted: list[Overlay] = []
 
     def __enter__(self) -> Self:
         return self
@@ -97,11 +102,13 @@ class Patch:
         """Accelerates again after `disable`, from the next generation on."""
         for engine in self._engines.values():
             engine.session.enabled = True
+        self._decode_in_parts(self.targets)
 
     def disable(self) -> None:
         """Lets every call through unchanged until `enable`, from the next generation on."""
         for engine in self._engines.values():
             engine.session.enabled = False
+        self._decode_as_before()
 
     def status(self, target: Any = None) -> Status:
         """What this patch holds, seen from one of the pipelines that share the denoiser."""
@@ -129,15 +136,22 @@ class Patch:
             notes=tuple(notes),
         )
 
-    def serves(self, denoisers: dict[str, nn.Module], methods: tuple[Method, ...]) -> bool:
-        """Whether this patch is what patching these denoisers with these methods would give."""
+    def serves(
+        self,
+        denoisers: dict[str, nn.Module],
+        methods: tuple[Method, ...],
+        memory: LightCache | None,
+    ) -> bool:
+        """Whether this patch is what patching these denoisers with these options would give."""
         mine = {id(module) for module in self._denoisers.values()}
-        return self.methods == methods and mine == {id(module) for module in denoisers.values()}
+        same = self.methods == methods and self.memory == memory
+        return same and mine == {id(module) for module in denoisers.values()}
 
     def install(self, more_targets: Iterable[Any] = ()) -> None:
         """Hooks the denoisers and gives the pipelines their clock; a failure undoes all of it."""
         try:
             self._undo.callback(self._engines.clear)
+            self._undo.callback(self._decode_as_before)
             for name, module in self._denoisers.items():
                 chosen = for_denoiser(self.methods, name)
                 if not chosen:
@@ -165,6 +179,17 @@ class Patch:
         overlay = Overlay(target, {_PATCH_KEY: self}, cls=cls)
         target.__class__ = driven
         self._undo.callback(_release, target, driven, cls, overlay)
+        if self.enabled:
+            self._decode_in_parts([target])
+
+    def _decode_in_parts(self, targets: Iterable[Any]) -> None:
+        if self.memory is not None:
+            for target in targets:
+                self._parted.extend(self.memory.lay_over(target))
+
+    def _decode_as_before(self) -> None:
+        while self._parted:
+            self._parted.pop().remove()
 
     def suspend(self) -> None:
         """Takes everything off, but remembers from where, for `install`."""
@@ -198,7 +223,9 @@ class Patch:
             _check_steps(num_steps, "num_steps")
         clock = Clock(num_steps, functools.partial(getattr, pipe, "_num_timesteps", None))
         with ExitStack() as stack:
-            timelines = [engine.open(clock, stack) for engine in self._engines.values()]
+            # One for all denoisers, since they share the device.
+            store = None if self.memory is None else self.memory.open()
+            timelines = [engine.open(clock, stack, store) for engine in self._engines.values()]
             stack.callback(setattr, self, "_clock", self._clock)
             self._clock = clock
             if self.enabled and getattr(pipe, "scheduler", None) is not None:

@@ -156,6 +156,31 @@ class Call:
         """State of `owner` for this denoiser and branch, from first use to the generation's end."""
         return self.generation.state((id(owner), "", self.generation.branch), factory)
 
+    def keep(
+        self, streams: Streams, what: str = "", *, stays: bool = False, shared: bool = False
+    ) -> Streams | None:
+        """The same streams, to be kept beyond this call in their place; None if there is no room.
+
+        All that a method keeps of features goes through here, since the user may have limited
+        the memory for it (`LightCache`). What is kept instead of it must be let go of before.
+
+        Args:
+            streams: what is to be kept.
+            what: the report calls it, behind the site's path; one name for each thing kept here.
+            stays: whether every evaluation needs it, so that swapping it out is of no use.
+            shared: whether the model may write into it.
+        """
+        generation = self.generation
+        if generation.store is None:
+            return streams
+        name = f"{self.site.path} {what}".strip()
+        return generation.store.put(generation.lane, name, streams, stays=stays, shared=shared)
+
+    def expect(self, *, reuse: bool) -> None:
+        """Says whether what is kept for this branch is about to be used, so that it is at hand."""
+        if self.generation.store is not None:
+            self.generation.store.expect(self.generation.lane, reuse=reuse)
+
     def decide(self, action: str, reason: str, **numbers: Any) -> None:
         """Reports what was decided for this denoiser call; `report.Decision` has the numbers."""
         self.generation.decide(action, reason, **numbers)

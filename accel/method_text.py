@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accel.errors import OptionError, nearest
+from accel.memory import LightCache
 from accel.method import Method
 from accel.presets import PACKAGES, methods, resolve
 
@@ -26,15 +27,32 @@ def parse_method(text: str) -> Method:
     Raises:
         OptionError: the text has another form, or names no method or setting.
     """
+    method: Method = _build(_read(text, f"method; expected {_EXAMPLE}"), methods(), _DEPTH)
+    return method
+
+
+def parse_memory(text: str | None) -> LightCache | None:
+    """Returns the memory options that `text` writes, as `LightCache(budget='2GiB')`, if any.
+
+    Raises:
+        OptionError: the text has another form, or names another thing or setting.
+    """
+    if text is None:
+        return None
+    expected = "memory option; expected for example \"LightCache(budget='2GiB')\""
+    memory: LightCache = _build(_read(text, expected), {"LightCache": LightCache}, 0)
+    return memory
+
+
+def _read(text: str, expected: str) -> ast.Call:
     try:
         body = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise OptionError(f"{text!r} is no method; expected {_EXAMPLE}.") from error
+        raise OptionError(f"{text!r} is no {expected}.") from error
     call = ast.Call(func=body, args=[], keywords=[]) if isinstance(body, ast.Name) else body
     if not isinstance(call, ast.Call):
-        raise OptionError(f"{text!r} is no method; expected {_EXAMPLE}.")
-    method: Method = _build(call, methods(), _DEPTH)
-    return method
+        raise OptionError(f"{text!r} is no {expected}.")
+    return call
 
 
 def choose(preset: str | None, texts: Sequence[str]) -> tuple[Method, ...]:

@@ -112,6 +112,11 @@ def add_acceleration(parser: argparse.ArgumentParser) -> None:
         metavar="METHOD",
         help='as in Python, "FirstBlockCache(threshold=0.1)"; may be repeated',
     )
+    group.add_argument(
+        "--memory",
+        metavar="LIGHTCACHE",
+        help="less memory for what is kept, as in Python, \"LightCache(budget='2GiB')\"",
+    )
 
 
 def add_pictures(parser: argparse.ArgumentParser, rounds: int) -> None:

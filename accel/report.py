@@ -11,12 +11,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import metadata
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
 REUSING = frozenset({"reused", "forecast"})
+# So many features that did not fit are named in a sentence.
+_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,10 @@ class Report:
         calls: denoiser calls (guidance in two calls has two a step).
         decisions: one a call, in order.
         seconds: the whole pipeline call; denoiser_seconds: the part inside the denoiser.
-        bytes_held: bytes of cached features at the end of the generation, their peak.
+        bytes_held: bytes of cached features at the end of the generation.
+        most_on_device, most_on_host: the most bytes of them at any time on the device and, swapped
+            out, on the host, over all denoisers; None where `LightCache` did not count them.
+        not_kept: bytes of what did not fit into its budget, by name.
         device: where the denoiser ran; versions: of what matters for a comparison.
         warnings: what a user should know, in plain words.
     """
@@ -84,6 +89,9 @@ class Report:
     seconds: float = 0.0
     denoiser_seconds: float = 0.0
     bytes_held: int = 0
+    most_on_device: int | None = None
+    most_on_host: int | None = None
+    not_kept: Mapping[str, int] = field(default_factory=dict)
     device: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -189,12 +197,15 @@ class Report:
                 "{} run, {} skipped ({:.0%})".format(*self.parts, self.skipped_share),
             ),
             ("seconds", f"{self.seconds:.3f}, {self.denoiser_seconds:.3f} of them in the denoiser"),
-            ("cached", f"{self.bytes_held / 2**20:.1f} MiB on {self.device}"),
+            ("cached", f"{_mib(self.bytes_held)} on {self.device}"),
         ]
         tokens = self.tokens_run + self.tokens_skipped
         if tokens:
             share = self.tokens_run / tokens
             rows.append(("tokens", f"{share:.1%} run in modules that computed only some"))
+        if self.most_on_device is not None and self.most_on_host is not None:
+            most = f"{_mib(self.most_on_device)} cached on the device at once"
+            rows.append(("memory", f"at most {most}, {_mib(self.most_on_host)} on the host"))
         if self.estimated_error is not None:
             rows.append(
                 (
@@ -218,6 +229,18 @@ class Report:
         return f"<table>{''.join(cells)}</table>"
 
 
+def _mib(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"
+
+
+class Memory(Protocol):
+    """What is told of the memory that cached features took; see `Report`."""
+
+    budget: int | None
+    most_on_device: int
+    most_on_host: int
+
+
 class Timeline:
     """Collects what happens during a generation; becomes a `Report` at its end."""
 
@@ -226,6 +249,7 @@ class Timeline:
         self.calls = 0
         self.blocks = blocks
         self.bytes_held = 0
+        self._memory: dict[str, Any] = {}
         self.warnings: list[str] = []
         self._model = model
         self._methods = methods
@@ -250,6 +274,22 @@ class Timeline:
         """Notes something the user should know, once."""
         if text not in self.warnings:
             self.warnings.append(text)
+
+    def note_memory(self, memory: Memory, not_kept: Mapping[str, int]) -> None:
+        """Notes how much memory cached features took, and which of them did not fit."""
+        self._memory = {
+            "most_on_device": memory.most_on_device,
+            "most_on_host": memory.most_on_host,
+            "not_kept": dict(not_kept),
+        }
+        if not_kept:
+            named = [f"{name} ({size} bytes)" for name, size in not_kept.items()]
+            more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+            self.warn(
+                f"the budget of {memory.budget} bytes for cached features had no room for "
+                f"{', '.join(named[:_NAMED])}{more}; these were computed at every evaluation "
+                "that did not find them"
+            )
 
     @contextmanager
     def denoiser_watch(self, device: torch.device) -> Iterator[None]:
@@ -284,6 +324,7 @@ class Timeline:
             seconds=time.perf_counter() - self._started,
             denoiser_seconds=self._seconds + on_device,
             bytes_held=self.bytes_held,
+            **self._memory,
             device=device_name(self._device),
             versions=versions(),
             warnings=tuple(self.warnings),

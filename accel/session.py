@@ -12,6 +12,7 @@ from accel.clock import Clock
 from accel.errors import AccelBusyError
 from accel.layers import Call
 from accel.report import Decision, Timeline
+from accel.store import Lane, Store
 
 if TYPE_CHECKING:
     from accel.engine import Engine
@@ -34,9 +35,10 @@ _CONDITIONING = (
 class Generation:
     """State of one denoiser during one pipeline call; all of it is dropped when the call ends."""
 
-    def __init__(self, clock: Clock, timeline: Timeline) -> None:
+    def __init__(self, clock: Clock, timeline: Timeline, store: Store | None = None) -> None:
         self.clock = clock
         self.timeline = timeline
+        self.store = store
         self.thread = get_ident()
         self.branch = "0"
         self.context_name: str | None = None
@@ -62,6 +64,11 @@ class Generation:
     def time(self) -> float | None:
         """Place of the current evaluation on the trained schedule, if known."""
         return self.clock.time
+
+    @property
+    def lane(self) -> Lane:
+        """Whose features are kept now."""
+        return id(self), self.branch
 
     def state(self, key: tuple[int, str, str], factory: Callable[[], Memo]) -> Memo:
         """The state kept under a key, made by `factory` at first use."""
@@ -90,6 +97,8 @@ class Generation:
         self.timeline.bytes_held = sum(
             getattr(state, "nbytes", 0) for state in self._states.values()
         )
+        if self.store is not None:
+            self.timeline.note_memory(self.store, self.store.refused.get(id(self), {}))
         self._states.clear()
         self._branches = _Branches(self.clock)
 
@@ -165,9 +174,9 @@ class Session:
 
     @contextmanager
     def open(
-        self, clock: Clock, timeline: Timeline, *, wait: bool = True
+        self, clock: Clock, timeline: Timeline, store: Store | None = None, *, wait: bool = True
     ) -> Iterator[Generation | None]:
-        """A generation on this denoiser.
+        """A generation on this denoiser, whose features go to the store if there is one.
 
         A second thread waits its turn, or is refused if `wait` is off.
 
@@ -181,7 +190,7 @@ class Session:
             )
         outer = self.generation
         try:
-            self.generation = Generation(clock, timeline) if self.enabled else None
+            self.generation = Generation(clock, timeline, store) if self.enabled else None
             yield self.generation
         finally:
             if self.generation is not None:

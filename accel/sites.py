@@ -1,11 +1,12 @@
 """Where a model can be hooked: sites, the streams through them, and how modules carry those."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from accel.errors import AccelUnsupportedError
@@ -24,6 +25,22 @@ class Kind(StrEnum):
     MID = "mid"
     UP = "up"
     LAYER = "layer"
+
+
+Form = tuple[torch.Size, torch.dtype, torch.device]
+
+
+def form_of(tensor: Tensor | None) -> Form | None:
+    """Shape, dtype and device of a tensor, if there is one."""
+    return None if tensor is None else (tensor.shape, tensor.dtype, tensor.device)
+
+
+def versions_of(tensors: Iterable[Tensor]) -> tuple[int, ...]:
+    """How often each tensor has been written into; always 0 for those of inference mode."""
+    return tuple(
+        0 if tensor.is_inference() else tensor._version  # noqa: SLF001 -- torch has no public name
+        for tensor in tensors
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +68,35 @@ class Streams:
             self.hidden.detach(), None if self.context is None else self.context.detach()
         )
 
+    @property
+    def form(self) -> tuple[Form | None, Form | None]:
+        """Shape, dtype and device of either stream."""
+        return form_of(self.hidden), form_of(self.context)
+
     def matches(self, other: "Streams") -> bool:
         """Whether one may stand in for the other: both have the same shape, dtype and device."""
-        return alike(self.hidden, other.hidden) and alike(self.context, other.context)
+        return self.form == other.form
+
+    def like(self, hidden: Tensor | None) -> bool:
+        """Whether the visual stream has the shape, dtype and device of this tensor."""
+        return self.form[0] == form_of(hidden)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the visual stream."""
+        form = self.form[0]
+        assert form is not None, "there is always a visual stream"
+        return form[0]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The streams that there are."""
+        return (self.hidden,) if self.context is None else (self.hidden, self.context)
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """How often each has been written into, as far as torch tells."""
+        return versions_of(self.tensors)
 
     @property
     def nbytes(self) -> int:

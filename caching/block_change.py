@@ -11,7 +11,7 @@ from torch import Tensor
 
 from accel.layers import Call
 from accel.method import Binding
-from accel.sites import Site, alike
+from accel.sites import Site, Streams
 from caching.measure import relative_change
 from caching.policy import Answer, Ask, Policy
 
@@ -23,7 +23,7 @@ _SHARE = 10
 class SketchState:
     """Some tokens of every block's output, and how much they changed between computed calls."""
 
-    sketches: dict[str, Tensor] = field(default_factory=dict)
+    sketches: dict[str, Streams] = field(default_factory=dict)
     changes: list[Tensor] = field(default_factory=list)
     # Evaluations that may still be reused, and the first one that may not.
     left: int = 0
@@ -88,10 +88,13 @@ class BlockChange(Policy):
         state: SketchState = state_of(call)
         hidden = call.read(output).hidden.detach()
         sketch = hidden[:, :: max(1, hidden.shape[1] // _TOKENS)].clone()
-        before = state.sketches.get(call.site.path)
-        if alike(before, sketch) and before is not None:
-            state.changes.append(relative_change(sketch, before))
-        state.sketches[call.site.path] = sketch
+        before = state.sketches.pop(call.site.path, None)
+        if before is not None and before.like(sketch):
+            state.changes.append(relative_change(sketch, before.hidden))
+        before = None
+        kept = call.keep(Streams(sketch), "sketch", stays=True)
+        if kept is not None:
+            state.sketches[call.site.path] = kept
         return output
 
     def _measure(self, state: SketchState, ask: Ask) -> float:

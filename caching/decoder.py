@@ -57,9 +57,9 @@ class DecoderUNet(UNetCache):
             self._hand_in(call, memory, index)
         elif memory.keeps:
             if index == 0:
-                memory.keep(_MIDDLE, call.hidden, written=scales_in_place(call.site))
+                memory.keep(call, _MIDDLE, call.hidden, written=scales_in_place(call.site))
             for number, skip in enumerate(call.argument(SKIPS)):
-                memory.keep((index, number), skip)
+                memory.keep(call, (index, number), skip)
         return call.proceed()
 
     def _hand_in(self, call: Call, memory: Memory, index: int) -> None:
@@ -72,4 +72,4 @@ class DecoderUNet(UNetCache):
         # A model of an odd size tells each block the size of the next one's features.
         if call.argument(_UPSAMPLE) is not None and index + 1 < len(self.path.up):
             following = len(resnets(self.path.up[index + 1])) - 1
-            call.change(_UPSAMPLE, memory.feature((index + 1, following)).shape[2:])
+            call.change(_UPSAMPLE, memory.shape((index + 1, following))[2:])

@@ -17,13 +17,13 @@ class Finite:
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         # A sum is not finite as soon as one element is not, and costs a single pass.
-        totals = [_total(tensor) for tensor in tensors if tensor.device.type in ("cpu", "cuda")]
+        totals = [total(tensor) for tensor in tensors if tensor.device.type in ("cpu", "cuda")]
         self._arrived: torch.cuda.Event | None = None
         self._total: Tensor | None = None
         if not totals:
             return
         device = totals[0].device
-        together = torch.stack([total.to(device) for total in totals]).sum()
+        together = torch.stack([each.to(device) for each in totals]).sum()
         self._total = together.to("cpu", non_blocking=True)
         if device.type == "cuda":  # pragma: no cover -- needs a CUDA device
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves the constructor bare
@@ -62,6 +62,7 @@ class FiniteWatch:
         return max((step for step, finite in asked if finite.refuted()), default=None)
 
 
-def _total(tensor: Tensor) -> Tensor:
+def total(tensor: Tensor) -> Tensor:
+    """A scalar that is not finite as soon as one element is not; the total of itself."""
     wide = torch.promote_types(tensor.dtype, torch.float32)
     return tensor.detach().sum(dtype=wide).double()

@@ -77,12 +77,12 @@ class _Memory:
     problem: str = ""
     attempts: int = 0
     # Unconditional minus conditional, when, and its two parts once they are asked for.
-    difference: Tensor | None = None
+    difference: Streams | None = None
     measured: int = -1
     # The newest step with guidance in two calls.
     guided: int = -2
     inputs: Signature = ()
-    parts: tuple[Tensor, Tensor] | None = None
+    parts: tuple[Streams, Streams] | None = None
     grid: Grid | None = None
     watch: FiniteWatch = field(default_factory=FiniteWatch)
 
@@ -90,7 +90,7 @@ class _Memory:
     def nbytes(self) -> int:
         """Bytes held between calls."""
         held = (self.difference, *(self.parts or ()))
-        return sum(tensor.nbytes for tensor in held if tensor is not None)
+        return sum(streams.nbytes for streams in held if streams is not None)
 
     def role(self, branch: str) -> bool | None:
         """Whether a branch of its own is the conditional one; None if it is not known."""
@@ -102,13 +102,16 @@ class _Memory:
         """This step's conditional call, if it ran."""
         return next((seen for seen in self.calls if self.role(seen.branch)), None)
 
-    def measure(self, conditional: Tensor, unconditional: Tensor, inputs: Signature = ()) -> None:
+    def measure(
+        self, call: Call, conditional: Tensor, unconditional: Tensor, inputs: Signature = ()
+    ) -> None:
         """Keeps the difference of two predictions of the current step."""
         self.difference = self.parts = None
         if alike(conditional, unconditional):
-            self.difference = (unconditional - conditional).detach()
+            difference = (unconditional - conditional).detach()
+            self.difference = call.keep(Streams(difference), "difference")
             self.measured, self.inputs = self.step, inputs
-            self.watch.note(self.step, self.difference)
+            self.watch.note(self.step, difference)
 
 
 class GuidanceCache:
@@ -175,11 +178,11 @@ class GuidanceCache:
         prediction = first.prediction
         if prediction is None:
             return self._run(call, memory, "the conditional prediction is not a tensor of its own")
-        refusal = self._placed(call) or self._lacking(call, memory, prediction)
+        refusal = self._placed(call) or self._lacking(call, memory, Streams(prediction))
         if refusal is not None:
             output = self._run(call, memory, refusal)
             if (own := read_prediction(output)) is not None:
-                memory.measure(prediction, own)
+                memory.measure(call, prediction, own)
             return output
         blocks = call.generation.timeline.blocks
         call.decide(
@@ -199,7 +202,7 @@ class GuidanceCache:
             output = self._run(call, memory, refusal)
             if (both := read_prediction(output)) is not None:
                 parts = both.chunk(2)
-                memory.measure(parts[half], parts[1 - half], inputs)
+                memory.measure(call, parts[half], parts[1 - half], inputs)
             return output
         call.args, call.kwargs = half_call(call.site, call.args, call.kwargs, rows, half)
         self._modules.announce(call, half, "unconditional half rebuilt")
@@ -209,19 +212,17 @@ class GuidanceCache:
         pair = [own, self._rebuilt(call, memory, own)]
         return write_prediction(output, torch.cat(pair if half == 0 else pair[::-1]))
 
-    def _lacking(self, call: Call, memory: _Memory, like: Tensor | None) -> str | None:
+    def _lacking(self, call: Call, memory: _Memory, like: Streams | None) -> str | None:
         """What a prediction like this one lacks to be rebuilt, or None.
 
         Where a new difference is all that lacks, every module computes.
         """
-        if memory.difference is None or not alike(memory.difference, like):
+        if memory.difference is None or like is None or not memory.difference.matches(like):
             lacking = "no difference of the predictions yet"
         elif call.step - memory.measured >= self.rule.interval:
             lacking = "guidance interval over"
-        elif memory.parts is None and not self._split(call, memory, memory.difference):
-            return "how the tokens lie is unknown"
         else:
-            return None
+            return None if memory.parts else self._split(call, memory, memory.difference.hidden)
         self._modules.refresh(call, "both predictions are computed")
         return lacking
 
@@ -235,23 +236,28 @@ class GuidanceCache:
             return "guidance cache not begun"
         return placed
 
-    def _split(self, call: Call, memory: _Memory, difference: Tensor) -> bool:
-        """Takes the difference apart; returns whether that is possible."""
+    def _split(self, call: Call, memory: _Memory, difference: Tensor) -> str | None:
+        """Takes the difference apart; returns why that is not possible, or None."""
         memory.grid = None
         if difference.dim() < _PICTURE_DIM:
             memory.grid = grid = find_grid(call.argument)
             tokens = 0 if grid is None else grid.tokens
             if grid is None or difference.shape[1] != tokens or difference.shape[2] % grid.patch**2:
-                return False
-        memory.parts = split(difference, memory.grid)
-        return True
+                return "how the tokens lie is unknown"
+        low, high = split(difference, memory.grid)
+        low_kept = call.keep(Streams(low), "low frequencies")
+        high_kept = call.keep(Streams(high), "high frequencies")
+        if low_kept is None or high_kept is None:
+            return "no room for the difference"
+        memory.parts = low_kept, high_kept
+        return None
 
     def _rebuilt(self, call: Call, memory: _Memory, conditional: Tensor) -> Tensor:
         assert memory.parts is not None, "the refusal saw to it"
         assert call.time is not None, "the refusal saw to it"
         # The kept parts stay as they were measured: a factor must not grow with the run of skips.
         low, high = self.rule.weights(call.time)
-        added = memory.parts[0] * low + memory.parts[1] * high
+        added = memory.parts[0].hidden * low + memory.parts[1].hidden * high
         return (conditional + added).to(conditional.dtype)
 
 

@@ -26,7 +26,7 @@ class DriftState:
 
     lesson: Lesson = field(default_factory=Lesson)
     # The length of every token's residual [B, N] at the last computed evaluation, while learning.
-    lengths: Tensor | None = None
+    lengths: Streams | None = None
     level: float | None = None
     ratio: float = 1.0
     error: float = 0.0
@@ -88,17 +88,20 @@ class MagnitudeDrift(Policy):
         known = self.magnitudes or self.learnt.known(call.branch, state.lesson, curve)
         if known is not None:
             return
-        before = state.lengths
-        state.lengths = torch.linalg.vector_norm(residual.hidden, dim=-1, dtype=torch.float32)
-        fits = before is not None and before.shape == state.lengths.shape
-        ratio = state.lengths.new_ones(()) if before is None or not fits else _ratio(state, before)
+        before, state.lengths = state.lengths, None
+        lengths = torch.linalg.vector_norm(residual.hidden, dim=-1, dtype=torch.float32)
+        fits = before is not None and before.shape == lengths.shape
+        ratio = (
+            _ratio(lengths, before.hidden) if fits and before is not None else lengths.new_ones(())
+        )
+        before = None
+        state.lengths = call.keep(Streams(lengths), "token lengths", stays=True)
         state.lesson.note(place(call), ratio.log())
         self.learnt.keep(call.branch, state.lesson)
 
 
-def _ratio(state: DriftState, before: Tensor) -> Tensor:
-    tiny = torch.finfo(torch.float32).tiny
-    return (state.lengths / before.clamp_min(tiny)).mean() if state.lengths is not None else before
+def _ratio(lengths: Tensor, before: Tensor) -> Tensor:
+    return (lengths / before.clamp_min(torch.finfo(torch.float32).tiny)).mean()
 
 
 def at(known: Curve, level: float) -> float:

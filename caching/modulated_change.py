@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from accel.layers import Call
-from accel.sites import Streams, alike
+from accel.sites import Streams
 from caching.learning import Learnt, Lesson
 from caching.measure import place, relative_change
 from caching.modulation import modulated_input
@@ -30,10 +30,10 @@ class SumState:
     """The last evaluation's input and, while learning, its residual."""
 
     lesson: Lesson = field(default_factory=Lesson)
-    signal: Tensor | None = None
+    signal: Streams | None = None
     fresh: Tensor | None = None
     change: Tensor | None = None
-    residual: Tensor | None = None
+    residual: Streams | None = None
     total: float = 0.0
 
     @property
@@ -84,7 +84,9 @@ class ModulatedChange(Policy):
             return
         if state.fresh is None:
             self._look(state, ask.call)
-        state.signal, state.fresh = state.fresh, None
+        state.signal, fresh, state.fresh = None, state.fresh, None
+        if fresh is not None:
+            state.signal = ask.call.keep(Streams(fresh), "modulated input", stays=True)
         if not reuse:
             state.total = 0.0
         else:
@@ -95,20 +97,20 @@ class ModulatedChange(Policy):
         known = self.known or self.learnt.known(call.branch, state.lesson, fit)
         if known is not None:
             return
-        before, after = state.residual, residual.hidden
-        state.residual = after
-        if before is None or state.change is None or not alike(before, after):
+        before, state.residual = state.residual, residual
+        if before is None or state.change is None or not before.matches(residual):
             return
-        state.lesson.note(place(call), state.change, relative_change(after, before))
+        change = relative_change(residual.hidden, before.hidden)
+        state.lesson.note(place(call), state.change, change)
         self.learnt.keep(call.branch, state.lesson)
 
     def _look(self, state: SumState, call: Call) -> Tensor | None:
         """The relative change of the modulated input, or None where there is none before."""
         state.fresh = modulated_input(call).detach()
         before = state.signal
-        matches = before is not None and alike(before, state.fresh)
+        matches = before is not None and before.like(state.fresh)
         state.change = (
-            relative_change(state.fresh, before) if matches and before is not None else None
+            relative_change(state.fresh, before.hidden) if matches and before is not None else None
         )
         return state.change
 

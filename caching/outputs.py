@@ -188,7 +188,7 @@ class OutputCache:
         if broken is not None:
             tally.broken = broken
             warn_non_finite(call)
-        self._plan(call)
+        call.expect(reuse=None in self._plan(call).reasons)
         return tally
 
     def _plan(self, call: Call) -> _Plan:
@@ -212,7 +212,7 @@ class OutputCache:
         slots = call.local(self, partial(Slots, self.rule.depth))
         slot = slots.turn(tally.calls)
         signature = signature_of(call.args, call.kwargs)
-        kept = self._usable(call, tally, number, slot.usable(signature, tally.half))
+        kept = self._usable(call, tally, number, slot.usable(signature, tally.half, call.keep))
         refresher = self.rule.groups[number].refresher
         if kept and refresher is not None:
             return _refresh(tally, number, refresher.answer(call, slot, kept[-1]))
@@ -222,14 +222,14 @@ class OutputCache:
         if not tally.again:
             if refresher is not None:
                 refresher.computed(call, slot, output)
-            slot.record(signature, call.step, place(call), output)
+            slot.record(signature, call.step, place(call), output, call.keep)
         return output
 
     def _block(self, call: Call, *, number: int) -> Any:
         tally = call.shared(self, _Tally)
         slot = call.local(self, partial(Slots, self.rule.depth)).turn(tally.calls)
         signature = signature_of(call.args, call.kwargs)
-        kept = self._usable(call, tally, number, slot.usable(signature, tally.half))
+        kept = self._usable(call, tally, number, slot.usable(signature, tally.half, call.keep))
         if kept:
             answer = slot.answer(kept, self._predictor(call, kept), place(call))
             return call.write(call.streams + Streams(*answer))
@@ -237,7 +237,8 @@ class OutputCache:
         output = call.proceed()
         if before.intact and not tally.again:
             residual = call.read(output) - before.streams
-            slot.record(signature, call.step, place(call), (residual.hidden, residual.context))
+            parts = residual.hidden, residual.context
+            slot.record(signature, call.step, place(call), parts, call.keep)
         slot.copied = slot.copied or not before.intact
         return output
 

@@ -1,12 +1,15 @@
 """What stands in for a residual that is not computed, from those that were."""
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from accel.layers import Call
 from accel.method import require_number
 from accel.sites import Streams
 
@@ -20,6 +23,29 @@ class Sample(NamedTuple):
     sigma: float
     value: Streams
     total: Tensor | None = None
+
+
+def total_of(residual: Streams) -> Tensor:
+    """The sum of a residual's elements."""
+    total = residual.hidden.sum(dtype=torch.float32)
+    if residual.context is None:
+        return total
+    return total + residual.context.sum(dtype=torch.float32)
+
+
+def append(call: Call, row: deque[Sample], newest: Sample, what: str) -> Sample | None:
+    """The newest sample as it is kept in its row, in the place of the oldest one.
+
+    Where there is no room for it, the row is emptied: what it holds would be taken for newer.
+    """
+    if len(row) == row.maxlen:
+        row.popleft()
+    kept = call.keep(newest.value, what)
+    if kept is None:
+        row.clear()
+        return None
+    row.append(newest._replace(value=kept))
+    return row[-1]
 
 
 class Predictor(ABC):

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from accel.sites import alike
+from accel.sites import Streams
 from caching.measure import l1_norm
 from caching.policy import Answer, Ask, Policy
 
@@ -22,7 +22,7 @@ _MOST_AWAY = 8.0
 class ProbeState:
     """The residual of the head blocks at the last computed call."""
 
-    probe: Tensor | None = None
+    probe: Streams | None = None
     # What a change of the probe is relative to; NaN where a kept residual is not finite.
     scale: Tensor | None = None
     error: Tensor | None = None
@@ -70,10 +70,10 @@ class ResidualChange(Policy):
         kept, change = state.probe, ask.change
         if kept is None or change is None:
             return Answer(reuse=False, reason="nothing to reuse yet", firm=True, chosen=False)
-        if not alike(kept, change):
+        if not kept.like(change):
             reason = "shape, dtype or device changed"
             return Answer(reuse=False, reason=reason, firm=True, chosen=False)
-        value, threshold = self._measure(state, kept, change, ask)
+        value, threshold = self._measure(state, kept.hidden, change, ask)
         if value < threshold:
             return Answer(reuse=True, reason=f"change below {threshold:g}", value=value)
         if math.isfinite(value):
@@ -83,7 +83,9 @@ class ResidualChange(Policy):
     def decided(self, state: ProbeState, ask: Ask, *, reuse: bool) -> None:
         """A computed call is what later ones are compared with."""
         if not reuse:
-            state.probe, state.scale = ask.change, None
+            state.probe = state.scale = None
+            if ask.change is not None:
+                state.probe = ask.call.keep(Streams(ask.change), "change", stays=True)
 
     def missed(self, state: ProbeState, error: Tensor) -> None:
         """The next measurement reads the error along with its own number."""

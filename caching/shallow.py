@@ -81,7 +81,7 @@ class ShallowUNet(UNetCache):
         if not memory.keeps:
             return call.proceed()
         if not self._before:
-            memory.keep(_FEATURE, call.hidden, written=written)
+            memory.keep(call, _FEATURE, call.hidden, written=written)
             return call.proceed()
         watch = partial(self._watch, memory=memory, written=written)
         return call.proceed_with([(inner, watch) for inner in self._before[-1]])
@@ -90,7 +90,7 @@ class ShallowUNet(UNetCache):
         # Of a layer's modules the last one to run has the last word.
         output = call.proceed()
         feature = output[0] if isinstance(output, tuple) else output
-        memory.keep(_FEATURE, feature, written=written)
+        memory.keep(call, _FEATURE, feature, written=written)
         return output
 
     def _resume(self, call: Call, kept: Tensor) -> Any:

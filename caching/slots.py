@@ -1,7 +1,7 @@
 """Where the outputs of one module are kept, whatever their form, and when they may be used."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from accel.sites import Streams
 from caching.predictor import Predictor, Sample
-from caching.snapshot import Snapshot
+from caching.snapshot import Keep, Snapshot, as_they_are
 
 Signature = tuple[tuple[torch.Size, torch.dtype, torch.device], ...]
 # The class of an output and which of its parts are None.
@@ -66,22 +66,39 @@ class Kept:
         """Bytes of all parts."""
         return sum(part.streams.nbytes for part in self.parts if part is not None)
 
-    def narrow(self, signature: Signature, half: int) -> None:
+    def narrow(self, signature: Signature, half: int, keep: Keep) -> None:
         """Keeps only this half of the batch, copied so that the other half is freed.
 
-        Does nothing if not every part has a row for each of the inputs'.
+        Does nothing if not every part has a row for each of the inputs', or where there is no room
+        for a half beside the whole.
         """
         rows = {shape[0] for shape, _, _ in self.signature if len(shape)}
-        shapes = (part.streams.hidden.shape for part in self.parts if part is not None)
+        shapes = (part.streams.shape for part in self.parts if part is not None)
         if any(shape[0] not in rows or shape[0] % 2 for shape in shapes):
             return
-        self.parts = tuple(
-            None
-            if part is None
-            else Snapshot.take(Streams(part.streams.hidden.chunk(2)[half]), copied=True)
+        halves = (
+            None if part is None else Streams(part.streams.hidden.chunk(2)[half])
             for part in self.parts
         )
-        self.signature = signature
+        parts = shelve(halves, keep, "half", copied=True)
+        if parts is not None:
+            self.parts, self.signature = parts, signature
+
+
+def shelve(
+    parts: Iterable[Streams | None], keep: Keep, what: str, *, copied: bool
+) -> tuple[Snapshot | None, ...] | None:
+    """All parts of an output kept, or None if there is no room for one of them."""
+    found: list[Snapshot | None] = []
+    for index, part in enumerate(parts):
+        if part is None:
+            found.append(None)
+            continue
+        kept = Snapshot.shelve(part, keep, f"{what} {index}", copied=copied)
+        if kept is None:
+            return None
+        found.append(kept)
+    return tuple(found)
 
 
 @dataclass(slots=True)
@@ -99,13 +116,16 @@ class Slot:
     # Whether somebody was seen to write into an output, so that copies must be kept and handed out.
     copied: bool = False
 
-    def usable(self, signature: Signature, half: int | None) -> list[Kept]:
+    def usable(
+        self, signature: Signature, half: int | None, keep: Keep = as_they_are
+    ) -> list[Kept]:
         """The newest outputs that belong to inputs like these, oldest first.
 
         Args:
             signature: of the inputs.
             half: which half of a batch runs now, 0 or 1, or None if all of it does; outputs of
                 the whole batch are cut to it.
+            keep: `Call.keep` of the module's call.
         """
         if not all(kept.intact for kept in self.kept):
             self.copied = True
@@ -113,14 +133,24 @@ class Slot:
         found: list[Kept] = []
         for kept in reversed(self.kept):
             if half is not None and _halved(kept.signature, signature):
-                kept.narrow(signature, half)
+                kept.narrow(signature, half, keep)
             if kept.signature != signature:
                 break
             found.append(kept)
         return found[::-1]
 
-    def record(self, signature: Signature, step: int, sigma: float, output: Any) -> None:
-        """Keeps an output, if it is a tensor or a plain sequence of tensors and None."""
+    def record(
+        self,
+        signature: Signature,
+        step: int,
+        sigma: float,
+        output: Any,
+        keep: Keep = as_they_are,
+    ) -> None:
+        """Keeps an output, if it is a tensor or a plain sequence of tensors and None.
+
+        Where there is no room for it nothing is kept, since older ones would be too old.
+        """
         parts = (output,) if isinstance(output, Tensor) else output
         if not _plain(parts):
             self.kept.clear()
@@ -135,8 +165,12 @@ class Slot:
         while len(self.kept) >= self.depth:
             self.kept.popleft()
         self.form = form
-        kept = tuple(self._keep(part) for part in parts)
-        self.kept.append(Kept(signature, step, sigma, kept))
+        streams = (None if part is None else Streams(part.detach()) for part in parts)
+        kept = shelve(streams, keep, f"output {self.number}", copied=self.copied)
+        if kept is None:
+            self.kept.clear()
+        else:
+            self.kept.append(Kept(signature, step, sigma, kept))
 
     def answer(self, kept: Sequence[Kept], predictor: Predictor, sigma: float) -> Any:
         """An output in the module's own form, predicted from these."""
@@ -147,14 +181,18 @@ class Slot:
         )
         return parts[0] if cls is Tensor else cls(parts)
 
-    def renew(self, kept: Kept, output: Tensor) -> None:
-        """Puts an output, a single tensor, in the place of a kept one that it was made from."""
-        kept.parts = (self._keep(output),)
+    def renew(self, kept: Kept, output: Tensor, keep: Keep = as_they_are) -> None:
+        """Puts an output, a single tensor, in the place of a kept one that it was made from.
 
-    def _keep(self, part: Tensor | None) -> Snapshot | None:
-        if part is None:
-            return None
-        return Snapshot.take(Streams(part.detach()), copied=self.copied)
+        Where there is no room for it, nothing is kept.
+        """
+        parts = shelve(
+            (Streams(output.detach()),), keep, f"output {self.number}", copied=self.copied
+        )
+        if parts is None:
+            self.kept.clear()
+        else:
+            kept.parts = parts
 
     def _related(self, signature: Signature) -> bool:
         if not self.kept:

@@ -7,17 +7,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from accel.layers import Call
 from accel.method import Binding
-from accel.sites import ModelSites, Site, Streams, alike
+from accel.sites import ModelSites, Site, Streams
 from caching.finite import Finite
 from caching.guards import control, given, must_compute, warn_non_finite
 from caching.measure import place, relative_change
 from caching.policy import Answer, Ask, Policy
-from caching.predictor import Predictor, Sample
+from caching.predictor import Predictor, Sample, append, total_of
 from caching.snapshot import Snapshot
 
 NON_FINITE = "non-finite"
@@ -158,13 +157,15 @@ class StackCache:
         # call may survive.
         memory.skip, memory.start, memory.check = False, None, False
         memory.now = _Inputs(given(call), control(call)) if self._policy.engages else None
-        memory.entry.clear()
-        memory.skipped.clear()
         self._now = memory
+        if call.generation.store is not None:
+            call.expect(reuse=self._timely(call) is None)
         try:
             return call.proceed()
         finally:
-            self._now = None
+            self._now = memory.start = None
+            memory.entry.clear()
+            memory.skipped.clear()
 
     def _before(self, call: Call) -> Any:
         memory = self._memory(call)
@@ -223,17 +224,19 @@ class StackCache:
 
     def _placed(self, memory: _Memory, ask: Ask) -> str | None:
         """Why the place in the schedule, or what is missing, has the call computed."""
-        rule = self.rule
         if self._head and ask.change is None:
             return _no_change(memory)
-        placed = must_compute(
-            ask.call, warmup=rule.warmup, tail=rule.tail, min_steps=rule.min_steps
-        )
+        placed = self._timely(ask.call)
         if placed is None and len(memory.residuals) < len(self._segments):
             return "nothing to reuse yet"
         if placed is None and _other_inputs(memory):
             return "other inputs"
         return placed
+
+    def _timely(self, call: Call) -> str | None:
+        """Why the place in the schedule has the call computed, or None."""
+        rule = self.rule
+        return must_compute(call, warmup=rule.warmup, tail=rule.tail, min_steps=rule.min_steps)
 
     def _note(self, call: Call, memory: _Memory, answer: Answer) -> None:
         skipped = self._skippable if answer.reuse else 0
@@ -247,6 +250,7 @@ class StackCache:
             action = memory.predictor.action
         else:
             action = "computed" if answer.chosen else "forced"
+        call.expect(reuse=answer.reuse)
         memory.check = memory.streak > 0 and not answer.reuse
         memory.streak = memory.streak + 1 if answer.reuse else 0
         call.decide(
@@ -281,12 +285,13 @@ class StackCache:
     def _predict(self, memory: _Memory, predictor: Predictor, number: int, call: Call) -> Streams:
         trail = memory.trail.get(number, ())
         residual = predictor.predict(memory.residuals[number], place(call), trail)
-        self._follow(memory, number, Sample(place(call), residual))
+        self._follow(memory, number, call, residual)
         return residual
 
-    def _follow(self, memory: _Memory, number: int, newest: Sample) -> None:
+    def _follow(self, memory: _Memory, number: int, call: Call, newest: Streams) -> None:
         if length := self.rule.predictor.trail:
-            memory.trail.setdefault(number, deque(maxlen=length)).append(newest)
+            trail = memory.trail.setdefault(number, deque(maxlen=length))
+            append(call, trail, Sample(place(call), newest), "guess")
 
     def _record(self, call: Call, memory: _Memory, number: int, output: Any) -> None:
         entry = memory.intact(memory.entry.get(number))
@@ -306,14 +311,20 @@ class StackCache:
         if samples and not samples[-1].value.matches(residual):
             samples.clear()
             memory.trail.pop(number, None)
+        if number == 0 and memory.check and samples:
+            self._check(call, memory, samples, residual)
+        newest = append(
+            call, samples, Sample(place(call), residual, total_of(residual)), "residual"
+        )
+        if newest is None:
+            # A call skips all segments or none.
+            memory.residuals.clear()
+            return
         if number == 0:
-            if memory.check and samples:
-                self._check(call, memory, samples, residual)
-            self._policy.recorded(memory.state, call, residual)
-        samples.append(Sample(place(call), residual, _total(residual)))
+            self._policy.recorded(memory.state, call, newest.value)
         if not self._policy.measures:
             memory.watch = Finite(memory.totals())
-        self._follow(memory, number, samples[-1])
+        self._follow(memory, number, call, newest.value)
 
     def _check(
         self, call: Call, memory: _Memory, samples: Sequence[Sample], truth: Streams
@@ -361,7 +372,7 @@ def _switched(memory: _Memory, *, reads: bool) -> bool:
 
 def _unmeasured(memory: _Memory, ask: Ask) -> Answer | None:
     """What a policy that measures nothing cannot see: another shape, a residual of no use."""
-    if not alike(memory.residuals[0][-1].value.hidden, ask.call.hidden):
+    if not memory.residuals[0][-1].value.like(ask.call.hidden):
         return _forced("shape, dtype or device changed")
     refuted = memory.watch is not None and memory.watch.refuted()
     return _forced(NON_FINITE) if refuted else None
@@ -375,11 +386,3 @@ def _segments(blocks: Sequence[Site]) -> list[list[Site]]:
         else:
             segments.append([site])
     return segments
-
-
-def _total(residual: Streams) -> Tensor:
-    # A sum is not finite as soon as one element is not, and costs a single pass.
-    total = residual.hidden.sum(dtype=torch.float32)
-    if residual.context is None:
-        return total
-    return total + residual.context.sum(dtype=torch.float32)

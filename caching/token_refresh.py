@@ -14,11 +14,11 @@ from torch import Tensor
 
 from accel.layers import Call
 from accel.method import Binding
+from accel.pointwise import mixing
 from accel.sites import ModelSites, Site, alike
 from accel.specs import TEMPORAL_NAMES
 from caching.outputs import Refreshed
 from caching.picture_tokens import Picture, Place, picture_of
-from caching.pointwise import mixing
 from caching.predictor import Hold
 from caching.slots import Kept, Slot
 from caching.token_scores import choose, pooled, put, scored, spread, take, with_cell_bonus
@@ -187,7 +187,7 @@ class TokenRefresher:
             call.change(call.site.io.hidden, take(call.hidden, indices))
             # The number of tokens differs from layer to layer: each would be another graph.
             output = self._renew(call, memory, held, indices, call.proceed_with(()))
-        slot.renew(kept, output)
+        slot.renew(kept, output, call.keep)
         return Refreshed(output, count, place.length)
 
     def _renew(

@@ -11,7 +11,7 @@ from torch import Tensor
 from accel.layers import Call
 from accel.method import Binding
 from accel.sites import Streams
-from caching.finite import Finite
+from caching.finite import Finite, total
 from caching.guards import place_computes, warn_non_finite
 from caching.snapshot import Snapshot
 from caching.unet import UNetPath
@@ -55,6 +55,8 @@ class Memory:
     """State of one guidance branch during one generation."""
 
     kept: dict[tuple[int, int], Snapshot] = field(default_factory=dict)
+    # A scalar for each, not finite as soon as the feature is not.
+    totals: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     # The evaluation that the kept features are from, and the form of its latents.
     step: int = -1
     form: tuple[torch.Size, torch.dtype, torch.device] | None = None
@@ -66,19 +68,41 @@ class Memory:
     keeps: bool = False
     blank: Tensor | None = None
 
-    def keep(self, key: tuple[int, int], feature: Tensor, *, written: bool = False) -> None:
-        """Keeps a feature, or a copy of it if somebody is known to write into it."""
-        copied = written or self.copied
-        self.kept[key] = Snapshot.take(Streams(feature.detach()), copied=copied)
+    def keep(
+        self, call: Call, key: tuple[int, int], feature: Tensor, *, written: bool = False
+    ) -> None:
+        """Keeps a feature, or a copy of it if somebody is known to write into it.
+
+        Where there is no room for one of them, all are useless and none is kept.
+        """
+        if not self.keeps:
+            return
+        self.kept.pop(key, None)
+        kept = Snapshot.shelve(
+            Streams(feature.detach()),
+            call.keep,
+            "feature {} {}".format(*key),
+            copied=written or self.copied,
+        )
+        if kept is None:
+            self.drop()
+            self.keeps = False
+            return
+        self.kept[key], self.totals[key] = kept, total(feature)
 
     def feature(self, key: tuple[int, int], *, written: bool = False) -> Tensor:
         """A kept feature, or a copy of it if somebody is known to write into it."""
         kept = self.kept[key].streams.hidden
         return kept.clone() if written or self.copied else kept
 
+    def shape(self, key: tuple[int, int]) -> torch.Size:
+        """The shape of a kept feature."""
+        return self.kept[key].streams.shape
+
     def drop(self) -> None:
         """Forgets the features."""
         self.kept.clear()
+        self.totals.clear()
         self.step, self.finite = -1, None
 
     @property
@@ -138,6 +162,7 @@ class UNetCache(ABC):
         memory = self.memory(call)
         refusal = self._refusal(call, memory)
         memory.rests = refusal is None
+        call.expect(reuse=memory.rests)
         if refusal is None:
             # What stands for features that nobody reads. A sum of blanks is a blank.
             memory.blank = call.hidden.new_zeros(1)
@@ -160,7 +185,7 @@ class UNetCache(ABC):
         output = call.proceed()
         if memory.kept:
             memory.step, memory.form = call.step, _form(call.hidden)
-            memory.finite = Finite(kept.streams.hidden for kept in memory.kept.values())
+            memory.finite = Finite(memory.totals.values())
         return output
 
     def _refusal(self, call: Call, memory: Memory) -> str | None:

@@ -104,6 +104,8 @@ WRONG = [
     (["generate", "--prompts", "none.txt", "--out", "OUT", "--model", "MODEL"], "Cannot read"),
     (["generate", "--prompts", "FILE", "--out", "FILE", "--model", "MODEL"], "Cannot read"),
     (["generate", "--prompts", "FILE", "--out", "OUT", "--plain", "--preset", "fast"], "--plain"),
+    (["compare", "--model", "MODEL", "--prompt", "x", "--memory", "2GiB"], "no memory option"),
+    (["generate", "--prompts", "FILE", "--out", "OUT", "--plain", "--memory", "x"], "--memory"),
     (["bench", "--check", "EMPTY"], "holds no .json"),
 ]
 
@@ -200,6 +202,8 @@ def test_generate_makes_resumes_and_plans(
     assert main([*line, "--dry-run"]) == 0
     assert "2, 2 of them missing" in capsys.readouterr().out
     assert not out.exists()
+    assert main([*line, "--dry-run", "--memory", "LightCache()"]) == 0
+    assert "memory        LightCache(" in capsys.readouterr().out
     assert main(line) == 0
     assert "2 made, 0 failed, 0 kept" in capsys.readouterr().out
     assert len(list(out.glob("*.png"))) == 2
@@ -243,12 +247,16 @@ def test_ctrl_c_ends_with_130(
 def test_bench_writes_a_record_and_lists_it(tmp_path: Path, model: str, capsys: Capture) -> None:
     record = tmp_path / "records" / "one.json"
     line = ["bench", "--model", model, "--prompt", "a red bag", "--rounds", "2"]
-    assert main([*line, "--no-controls", "--record", str(record), *GENERATE]) == 0
+    light = ["--memory", "LightCache(budget='1MiB')"]
+    assert main([*line, "--no-controls", "--record", str(record), *light, *GENERATE]) == 0
     assert "speed-up" in capsys.readouterr().out
     assert main(["bench", "--check", str(record.parent)]) == 0
     assert capsys.readouterr().out.startswith(f"ok       {record}: FirstBlockCache(")
-    results = accel.bench.read_record(record)["results"]
-    assert len(results["ratio"]["paired"]["samples"]) == 2
+    written = accel.bench.read_record(record)
+    assert len(written["results"]["ratio"]["paired"]["samples"]) == 2
+    assert "budget='1MiB'" in written["config"]["memory"]
+    reports = [report for pair in written["results"]["pairs"] for report in pair["reports"]]
+    assert all(0 < report["most_on_device"] <= 2**20 for report in reports)
     (record.parent / "two.json").write_text("{}")
     assert main(["bench", "--check", str(record.parent)]) == 1
     assert "faulty   Record" in capsys.readouterr().out

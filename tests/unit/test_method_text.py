@@ -3,8 +3,9 @@
 import pytest
 
 import accel
+from accel import LightCache
 from accel.errors import OptionError
-from accel.method_text import choose, parse_method
+from accel.method_text import choose, parse_memory, parse_method
 from accel.presets import resolve
 from caching import DBCache, FirstBlockCache, Newton
 
@@ -54,6 +55,27 @@ def test_what_repr_prints_gives_an_equal_method(name: str) -> None:
 def test_other_text_is_refused(text: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         parse_method(text)
+
+
+def test_memory_options_are_written_as_in_python() -> None:
+    assert parse_memory(None) is None
+    assert parse_memory("LightCache") == LightCache()
+    memory = LightCache(budget="2GiB", swap=False, chunk_tokens=512, decode="tiled")
+    assert parse_memory(repr(memory)) == memory
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("2GiB", r"'2GiB' is no memory option; expected .*LightCache\(budget='2GiB'\)"),
+        ("LightCach()", "Did you mean 'LightCache'"),
+        ("LightCache(budget='much')", "budget is 'much'"),
+        ("LightCache(limit=1)", "LightCache takes .*budget"),
+    ],
+)
+def test_other_memory_options_are_refused(text: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        parse_memory(text)
 
 
 def test_choice_is_a_preset_or_methods_or_the_default() -> None:

@@ -9,8 +9,8 @@ from peft.tuners.lora import Linear as LoraLinear
 from torch import nn
 
 from accel.models import find_spec, known_sites
+from accel.pointwise import mixing
 from accel.sites import BlockIO, Kind, Site
-from caching.pointwise import mixing
 from tests.tiny import DENOISERS
 from tests.tiny.models import shaken
 

@@ -38,8 +38,10 @@ _READ = frozenset(
         "Flux2SwiGLU",
         "GEGLU",
         "GELU",
+        "GELUTanh",
         "LinearActivation",
         "LoraLayer",
+        "PytorchGELUTanh",
         "RMSNorm",
         "SwiGLU",
     }
@@ -72,8 +74,13 @@ def mixing(site: Site, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | 
     beside = [key for key, value in given.items() if isinstance(value, (Tensor, list, tuple, dict))]
     if beside:
         return f"{name} is also handed {', '.join(beside)}"
-    part = next((part for part in _leaves(uncompiled(site.module)) if not _pointwise(part)), None)
+    part = mixing_part(site.module)
     return None if part is None else f"{name} holds {type(part).__name__}"
+
+
+def mixing_part(module: nn.Module) -> nn.Module | None:
+    """The first part of a module that is not known to treat each token for itself, if any."""
+    return next((part for part in _leaves(uncompiled(module)) if not _pointwise(part)), None)
 
 
 def _leaves(module: nn.Module) -> Iterator[nn.Module]:
