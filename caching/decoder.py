@@ -9,7 +9,8 @@ from accel.method import Binding
 from caching.decode_ahead import DecodeAhead
 from caching.prior_noise import PriorNoise
 from caching.unet import SKIPS, UNetPath, handed, hush, resnets, scales_in_place
-from caching.unet_cache import Memory, UNetCache, UNetRule
+from caching.unet_cache import UNetCache, UNetRule
+from caching.unet_memory import Memory
 
 _UPSAMPLE = "upsample_size"
 _MIDDLE = (0, -1)
@@ -64,10 +65,10 @@ class DecoderUNet(UNetCache):
 
     def _hand_in(self, call: Call, memory: Memory, index: int) -> None:
         count = len(resnets(call.site))
-        skips = (memory.feature((index, number)) for number in range(count))
+        skips = (memory.feature(call, (index, number)) for number in range(count))
         call.change(SKIPS, tuple(self._ahead.repeated(call, skip) for skip in skips))
         if index == 0:
-            middle = memory.feature(_MIDDLE, written=scales_in_place(call.site))
+            middle = memory.feature(call, _MIDDLE, written=scales_in_place(call.site))
             call.change("hidden_states", self._ahead.repeated(call, middle))
         # A model of an odd size tells each block the size of the next one's features.
         if call.argument(_UPSAMPLE) is not None and index + 1 < len(self.path.up):

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import ClassVar, Self
 
 from accel.errors import OptionError
 from accel.method import Binding, Claim, Method, Tunable, require_number
 from accel.sites import ModelSites
+from caching.predictor import Hold, Predictor, require_predictor
 from caching.shallow import ShallowUNet
 from caching.unet import UNetPath
 from caching.unet_cache import UNetRule
@@ -38,6 +39,8 @@ class DeepCache(Method):
         schedule: "uniform", or "quadratic" for whole runs that crowd around `centre`.
         centre: where they crowd, from 0 (the start) to 1; 0.3 is the published 15 of 50.
         power: how much, from 1 (evenly spaced) up.
+        predictor: what stands in for the feature between whole runs: `Hold()` as published, or an
+            extrapolation along the noise schedule, such as `FoCa()`.
         warmup: first evaluations that always run whole.
         tail: last evaluations that always run whole.
         min_steps: schedules of at most this many evaluations run whole throughout.
@@ -52,6 +55,7 @@ class DeepCache(Method):
     schedule: str = "uniform"
     centre: float = 0.3
     power: float = 1.4
+    predictor: Predictor = field(default=Hold())
     warmup: int = 1
     tail: int = 1
     min_steps: int = 8
@@ -70,6 +74,7 @@ class DeepCache(Method):
             require_number(self, name, getattr(self, name), low=0, whole=True)
         require_number(self, "centre", self.centre, low=0.0, high=1.0)
         require_number(self, "power", self.power, low=1.0, high=10.0)
+        require_predictor(self, self.predictor)
         if self.schedule not in _SCHEDULES:
             raise OptionError(
                 f"{type(self).__name__}: schedule is {self.schedule!r}; expected 'uniform' or "
@@ -94,6 +99,7 @@ class DeepCache(Method):
             min_steps=self.min_steps,
             newest_whole=self._newest_whole,
             never_rests=self.interval == 1,
+            predictor=self.predictor,
         )
         yield from ShallowUNet(rule, path, path.branch(self.block, self.layer)).bind()
 

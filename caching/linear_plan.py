@@ -9,7 +9,7 @@ from accel.errors import OptionError
 from accel.method import Binding, Claim, Method, require_number
 from accel.sites import ModelSites
 from caching.fixed_steps import Planned
-from caching.predictor import Hold, Predictor, Weighted
+from caching.predictor import Hold, Predictor, Weighted, require_predictor
 from caching.stack import StackCache, StackRule
 
 Weights = tuple[tuple[int, tuple[float, ...]], ...]
@@ -52,10 +52,7 @@ class LinearPlan(Method):
     def __post_init__(self) -> None:
         if self.steps is not None:
             require_number(self, "steps", self.steps, low=1, whole=True)
-        if not isinstance(self.predictor, Predictor):
-            raise OptionError(
-                f"LinearPlan: predictor is {self.predictor!r}; expected Hold() or Newton(order)."
-            )
+        require_predictor(self, self.predictor)
         for step in self.compute if self.compute is not None else (0,):
             require_number(self, "compute", step, low=0, high=self._last, whole=True)
         if self.compute is not None and 0 not in self.compute:

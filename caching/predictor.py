@@ -4,11 +4,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from accel.errors import OptionError
 from accel.layers import Call
 from accel.method import require_number
 from accel.sites import Streams
@@ -71,6 +72,18 @@ class Predictor(ABC):
         self, samples: Sequence[Sample], sigma: float, trail: Sequence[Sample] = ()
     ) -> Streams:
         """The residual at `sigma` from one or more samples, and the trail, both oldest first."""
+
+
+def require_predictor(owner: object, value: Any) -> None:
+    """Checks a method's `predictor`.
+
+    Raises:
+        OptionError: if it is none.
+    """
+    if not isinstance(value, Predictor):
+        raise OptionError(
+            f"{type(owner).__name__}: predictor is {value!r}; expected Hold() or Newton(order)."
+        )
 
 
 @dataclass(frozen=True, slots=True)

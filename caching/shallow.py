@@ -22,7 +22,8 @@ from caching.unet import (
     samplers,
     scales_in_place,
 )
-from caching.unet_cache import Memory, UNetCache, UNetRule
+from caching.unet_cache import UNetCache, UNetRule
+from caching.unet_memory import Memory
 
 _FEATURE = (0, 0)
 
@@ -77,7 +78,7 @@ class ShallowUNet(UNetCache):
         """The up block of the branch: keeps what enters its layer, or runs from there."""
         memory, written = self.memory(call), scales_in_place(call.site)
         if memory.rests:
-            return self._resume(call, memory.feature(_FEATURE, written=written))
+            return self._resume(call, memory.feature(call, _FEATURE, written=written))
         if not memory.keeps:
             return call.proceed()
         if not self._before:

@@ -10,7 +10,7 @@ from accel.method import Binding, Claim, Method, require_number
 from accel.sites import ModelSites
 from caching.learning import Learnt
 from caching.policy import Policy
-from caching.predictor import Hold, Predictor
+from caching.predictor import Hold, Predictor, require_predictor
 from caching.stack import StackCache, StackRule
 
 
@@ -49,11 +49,7 @@ class StackMethod(Method):
             raise OptionError(
                 f"{type(self).__name__}: joint is {self.joint!r}; expected True or False."
             )
-        if not isinstance(self.predictor, Predictor):
-            raise OptionError(
-                f"{type(self).__name__}: predictor is {self.predictor!r}; expected Hold() or "
-                "Newton(order)."
-            )
+        require_predictor(self, self.predictor)
 
     @abstractmethod
     def policy(self, learnt: Learnt) -> Policy:

@@ -2,19 +2,19 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from accel.layers import Call
 from accel.method import Binding
-from accel.sites import Streams
-from caching.finite import Finite, total
 from caching.guards import place_computes, warn_non_finite
-from caching.snapshot import Snapshot
+from caching.measure import relative_change
+from caching.predictor import Hold, Predictor
 from caching.unet import UNetPath
+from caching.unet_memory import Memory
 
 _SCHEDULED = "scheduled"
 
@@ -29,6 +29,7 @@ class UNetRule:
             as many evaluations as the second has run whole; None if the schedule needs their number
             and that is unknown.
         never_rests: whether every evaluation runs whole.
+        predictor: what stands in for features between whole runs.
     """
 
     warmup: int
@@ -36,6 +37,7 @@ class UNetRule:
     min_steps: int
     newest_whole: Callable[[int, int | None], int | None]
     never_rests: bool
+    predictor: Predictor = field(default=Hold())
 
     def whole(self, step: int, steps: int | None) -> str | None:
         """Why evaluation `step` of `steps` runs whole, or None if a part may rest."""
@@ -48,67 +50,6 @@ class UNetRule:
         if newest is None:
             return "number of evaluations unknown"
         return _SCHEDULED if newest == step or self.never_rests else None
-
-
-@dataclass(slots=True)
-class Memory:
-    """State of one guidance branch during one generation."""
-
-    kept: dict[tuple[int, int], Snapshot] = field(default_factory=dict)
-    # A scalar for each, not finite as soon as the feature is not.
-    totals: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    # The evaluation that the kept features are from, and the form of its latents.
-    step: int = -1
-    form: tuple[torch.Size, torch.dtype, torch.device] | None = None
-    finite: Finite | None = None
-    # Whether a block was seen to write into its input, so that what is kept must be a copy.
-    copied: bool = False
-    # Of the current denoiser call:
-    rests: bool = False
-    keeps: bool = False
-    blank: Tensor | None = None
-
-    def keep(
-        self, call: Call, key: tuple[int, int], feature: Tensor, *, written: bool = False
-    ) -> None:
-        """Keeps a feature, or a copy of it if somebody is known to write into it.
-
-        Where there is no room for one of them, all are useless and none is kept.
-        """
-        if not self.keeps:
-            return
-        self.kept.pop(key, None)
-        kept = Snapshot.shelve(
-            Streams(feature.detach()),
-            call.keep,
-            "feature {} {}".format(*key),
-            copied=written or self.copied,
-        )
-        if kept is None:
-            self.drop()
-            self.keeps = False
-            return
-        self.kept[key], self.totals[key] = kept, total(feature)
-
-    def feature(self, key: tuple[int, int], *, written: bool = False) -> Tensor:
-        """A kept feature, or a copy of it if somebody is known to write into it."""
-        kept = self.kept[key].streams.hidden
-        return kept.clone() if written or self.copied else kept
-
-    def shape(self, key: tuple[int, int]) -> torch.Size:
-        """The shape of a kept feature."""
-        return self.kept[key].streams.shape
-
-    def drop(self) -> None:
-        """Forgets the features."""
-        self.kept.clear()
-        self.totals.clear()
-        self.step, self.finite = -1, None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held between calls."""
-        return sum(snapshot.streams.nbytes for snapshot in self.kept.values())
 
 
 class UNetCache(ABC):
@@ -144,7 +85,10 @@ class UNetCache(ABC):
 
     def memory(self, call: Call) -> Memory:
         """What is kept for the branch of a call."""
-        return call.shared(self, Memory)
+        return call.shared(self, self._new_memory)
+
+    def _new_memory(self) -> Memory:
+        return Memory(self.rule.predictor)
 
     def rest_down(self, call: Call, *, handed: int) -> Any:
         """A down block that rests hands on as many blanks as it has features."""
@@ -160,14 +104,14 @@ class UNetCache(ABC):
 
     def _begin(self, call: Call) -> Any:
         memory = self.memory(call)
-        refusal = self._refusal(call, memory)
+        refusal, rested = self._refusal(call, memory), memory.rests
         memory.rests = refusal is None
         call.expect(reuse=memory.rests)
         if refusal is None:
             # What stands for features that nobody reads. A sum of blanks is a blank.
             memory.blank = call.hidden.new_zeros(1)
             call.decide(
-                "reused",
+                self.rule.predictor.action,
                 f"features of evaluation {memory.step}",
                 blocks_run=self.layers_at_work,
                 blocks_skipped=self.layers - self.layers_at_work,
@@ -175,17 +119,38 @@ class UNetCache(ABC):
             return self.run_partly(call, memory)
         action = "computed" if refusal == _SCHEDULED else "forced"
         call.decide(action, refusal, blocks_run=self.layers)
-        return self.run_whole(call, memory)
+        with self._checked(call, memory) if rested else nullcontext():
+            return self.run_whole(call, memory)
+
+    @contextmanager
+    def _checked(self, call: Call, memory: Memory) -> Iterator[None]:
+        """Compares what would have been predicted for a whole run with what it gives.
+
+        With a memory budget that would be one feature too many.
+        """
+        if call.generation.store is not None or not memory.kept or memory.form != form_of(call):
+            yield
+            return
+        key = next(iter(memory.kept))
+        guess = memory.guess(call, key).hidden
+        yield
+        if row := memory.kept.get(key):
+            error = relative_change(guess, row[-1].sample.value.hidden)
+            call.generation.timeline.measure_later("error", error)
 
     def run_whole(self, call: Call, memory: Memory) -> Any:
         """The output of a whole run, of which something is kept if that will be reused."""
-        memory.drop()
-        # What the next evaluation will not reuse is not worth keeping.
-        memory.keeps = self.rule.whole(call.step + 1, call.num_steps) is None
+        depth = self.rule.predictor.depth
+        # What none of the next evaluations will reuse is not worth keeping.
+        memory.keeps = any(
+            self.rule.whole(call.step + ahead, call.num_steps) is None
+            for ahead in range(1, depth + 1)
+        )
+        if not memory.keeps or memory.form != form_of(call):
+            memory.drop()
+        memory.form = form_of(call)
         output = call.proceed()
-        if memory.kept:
-            memory.step, memory.form = call.step, _form(call.hidden)
-            memory.finite = Finite(memory.totals.values())
+        memory.settle(call)
         return output
 
     def _refusal(self, call: Call, memory: Memory) -> str | None:
@@ -198,19 +163,22 @@ class UNetCache(ABC):
         # A branch that was absent, as with guidance on some steps only, missed its whole run.
         if memory.step < (self.rule.newest_whole(call.step, call.num_steps) or 0):
             return "kept features are of an older run"
-        if memory.form != _form(call.hidden):
+        if memory.form != form_of(call):
             return "shape, dtype or device changed"
         return self._spoilt(call, memory)
 
     def _spoilt(self, call: Call, memory: Memory) -> str | None:
-        if not all(kept.intact for kept in memory.kept.values()):
+        if not memory.intact:
             memory.copied = True
+            memory.drop()
             return "a block wrote into its input"
         if memory.finite is not None and memory.finite.refuted():
             warn_non_finite(call)
+            memory.drop()
             return "non-finite"
         return None
 
 
-def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
-    return tensor.shape, tensor.dtype, tensor.device
+def form_of(call: Call) -> tuple[torch.Size, torch.dtype, torch.device]:
+    """What latents must have in common for features of one call to fit another."""
+    return call.hidden.shape, call.hidden.dtype, call.hidden.device
