@@ -1,5 +1,7 @@
 """ToCa on real tiny models: what it equals at its ends, which tokens it chooses, what it holds."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
