@@ -9,7 +9,7 @@ from torch import nn
 
 import accel
 from accel.errors import AccelUnsupportedError, OptionError
-from caching import DeepCache
+from caching import DeepCache, FoCa, Hold, Newton
 from caching.deep_cache import quadratic
 from caching.finite import Finite
 from tests.tiny.models import flux, unet
@@ -77,24 +77,82 @@ def test_what_stands_above_the_branch_sees_the_new_input_and_what_is_below_stays
 def test_the_shallowest_branch_is_the_last_layer_on_the_way_up():
     # conv_in -> [below: kept, out of the layer before] -> join -> last layer -> out.
     model, first, second = unet(), image_inputs(), moved(image_inputs())
+    (kept,) = kept_features(model, [(first, 500)])
+    expected = last_layer(model, kept, second, 300)
+    handle = accel.patch(model, DeepCache(**OPEN))
+    outputs = evaluate(model, handle, [(first, 500), (second, 300)])
+    assert torch.equal(outputs[1], expected)
+
+
+def kept_features(model, runs):
+    """Returns what the layer before the last one on the way up gives in whole runs."""
     kept = []
     hook = (
         model.up_blocks[1]
         .attentions[0]
         .register_forward_hook(lambda _, __, output: kept.append(output[0]))
     )
-    call(model, first, 500)
+    for inputs, timestep in runs:
+        call(model, inputs, timestep)
     hook.remove()
+    return kept
+
+
+def last_layer(model, feature, inputs, timestep):
+    """Returns what the last layer on the way up makes of what enters it."""
     with torch.no_grad():
-        emb = model.time_embedding(model.time_proj(torch.tensor([300])))
-        joined = torch.cat([kept[0], model.conv_in(second["sample"])], dim=1)
+        emb = model.time_embedding(model.time_proj(torch.tensor([timestep])))
+        joined = torch.cat([feature, model.conv_in(inputs["sample"])], dim=1)
         hidden = model.up_blocks[1].resnets[1](joined, emb)
-        text = second["encoder_hidden_states"]
+        text = inputs["encoder_hidden_states"]
         hidden = model.up_blocks[1].attentions[1](hidden, text, return_dict=False)[0]
-        expected = model.conv_out(model.conv_act(model.conv_norm_out(hidden)))
-    handle = accel.patch(model, DeepCache(**OPEN))
-    outputs = evaluate(model, handle, [(first, 500), (second, 300)])
-    assert torch.equal(outputs[1], expected)
+        return model.conv_out(model.conv_act(model.conv_norm_out(hidden)))
+
+
+RUNS = [(image_inputs(), 500), (moved(image_inputs()), 400), (image_inputs(), 300)]
+
+
+def test_a_feature_is_extrapolated_over_evaluations():
+    model = unet()
+    first, second = kept_features(model, RUNS[:2])
+    expected = last_layer(model, second + (second - first), *RUNS[2])
+    method = DeepCache(predictor=Newton(order=1), warmup=2, tail=0, min_steps=0)
+    handle = accel.patch(model, method)
+    outputs = evaluate(model, handle, RUNS)
+    torch.testing.assert_close(outputs[2], expected)
+    assert actions(handle) == ["forced", "forced", "forecast"]
+
+
+def test_a_predictor_sees_its_own_guesses():
+    model = unet()
+    first, second = kept_features(model, RUNS[:2])
+    # FoCa: both slopes agree at first; then the newer one is that of its guess.
+    guess = second + (second - first)
+    expected = last_layer(
+        model, second + ((second - first) * 2 + (guess - second) * 2) / 2, *RUNS[2]
+    )
+    method = DeepCache(predictor=FoCa(), warmup=2, tail=0, min_steps=0)
+    outputs = evaluate(model, accel.patch(model, method), [*RUNS, RUNS[2]])
+    torch.testing.assert_close(outputs[3], expected)
+
+
+@pytest.mark.parametrize(("predictor", "ahead"), [(Hold(), 0), (Newton(order=1), 2)])
+def test_a_whole_run_after_reuse_tells_how_wrong_that_would_have_been(predictor, ahead):
+    model = unet()
+    first, second, truth = kept_features(model, [*RUNS[:2], (moved(image_inputs()), 100)])
+    guess = second + ahead * (second - first)
+    expected = float((guess - truth).abs().sum() / truth.abs().sum())
+    method = DeepCache(interval=2, predictor=predictor, warmup=2, tail=0, min_steps=0)
+    handle = accel.patch(model, method)
+    evaluate(model, handle, [*RUNS, (moved(image_inputs()), 100)], 6)
+    errors = [decision.error for decision in handle.report.decisions]
+    assert errors[:3] == [None] * 3
+    assert errors[3] == pytest.approx(expected, rel=1e-4)
+
+
+def test_what_is_no_predictor_is_refused():
+    with pytest.raises(OptionError, match="predictor is 'Newton'"):
+        DeepCache(predictor="Newton")
 
 
 @EVERY_UNET
