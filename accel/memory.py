@@ -32,9 +32,9 @@ _DECODING: dict[str, tuple[str, ...]] = {
 class LightCache:
     """Memory options for every cache: `accel.patch(pipe, DeepCache(), memory=LightCache())`.
 
-    Swapped features give the same bits as those that stay. They travel while other things are
-    computed, and nothing waits for that but what needs them; so the peak of memory falls where
-    features are many, as with attention outputs, and where they are large.
+    Swapped features give the same bits as those that stay. They travel on a stream of their own,
+    for which only what is computed from them waits, on the device and never on the host. On a CPU
+    both memories are the same, so that swapping only takes more of it.
 
     Source: arXiv 2510.05367. Departures: serves every cache of this package instead of DeepCache;
     its code offloads whole models and calls that swapping; a budget; chunks are of feed-forwards
