@@ -24,8 +24,10 @@ from caching import (
     LinearPlan,
     MagCache,
     Newton,
+    Predictor,
     TaylorSeer,
     TeaCache,
+    ToCa,
 )
 from tests.benchmarks.peers import (
     Accel,
@@ -71,52 +73,61 @@ def _flux(pipe: Any, call: dict[str, Any]) -> Iterator[Contender]:
 
 def _plans(steps: int) -> Iterator[Contender]:
     """Fixed steps: every n-th after the first ones, which change most."""
-    for predictor in (Hold(), Newton(order=1), Newton(order=2), FoCa()):
-        for interval in (1.5, 2, 2.5, 3, 4, 5):
-            first = 2 if interval < 3 else 3
-            spaced = (round(first + k * interval) for k in range(steps))
-            compute = (*range(first), *(k for k in spaced if k < steps - 1), steps - 1)
-            yield Accel(
-                f"LinearPlan, every {interval}, {predictor}",
-                LinearPlan(compute=compute, steps=steps, predictor=predictor),
-                f"accel LinearPlan, {type(predictor).__name__}",
-            )
+    settings = [(FoCa(), n) for n in (1.5, 2, 2.5, 3, 3.5, 4, 5)]
+    settings += [(Newton(order=1), n) for n in (2, 3, 4)]
+    for predictor, interval in settings:
+        first = 2 if interval < 3 else 3
+        spaced = (round(first + k * interval) for k in range(steps))
+        compute = (*range(first), *(k for k in spaced if k < steps - 1), steps - 1)
+        yield Accel(
+            f"LinearPlan, every {interval}, {predictor}",
+            LinearPlan(compute=compute, steps=steps, predictor=predictor),
+            f"accel LinearPlan, {type(predictor).__name__}",
+        )
 
 
 def _stack_caches(calibrated: Callable[[Method], Any]) -> Iterator[Contender]:
-    for predictor in (Hold(), Newton(order=1), FoCa()):
-        word = type(predictor).__name__
-        for threshold in (0.06, 0.08, 0.12, 0.16, 0.24, 0.32):
-            yield _ours(FirstBlockCache(threshold=threshold, predictor=predictor), word)
+    probed: dict[Predictor, tuple[float, ...]] = {
+        Hold(): (0.06, 0.12, 0.24),
+        Newton(order=1): (0.06, 0.12, 0.16, 0.24),
+        FoCa(): (0.06, 0.08, 0.12, 0.16, 0.24, 0.32),
+    }
+    for predictor, thresholds in probed.items():
+        for threshold in thresholds:
+            method = FirstBlockCache(threshold=threshold, predictor=predictor)
+            yield _ours(method, type(predictor).__name__)
     for threshold in (0.08, 0.16, 0.32):
-        yield _ours(DBCache(head=2, threshold=threshold, predictor=Newton(order=1)), "Newton")
+        yield _ours(DBCache(head=2, threshold=threshold, predictor=FoCa()), "FoCa")
     tea, mag = calibrated(TeaCache()), calibrated(MagCache())
-    for predictor in (Hold(), Newton(order=1)):
+    for predictor, scales in ((Hold(), (2,)), (FoCa(), (1, 2, 4))):
         word = type(predictor).__name__
-        for threshold in (0.15, 0.3, 0.5, 0.8):
-            yield Accel(
-                f"TeaCache({threshold}), {word}",
-                replace(tea, threshold=threshold, predictor=predictor),
-                f"accel TeaCache, {word}",
-            )
-        for threshold in (0.03, 0.06, 0.12, 0.2):
-            yield Accel(
-                f"MagCache({threshold}), {word}",
-                replace(mag, threshold=threshold, predictor=predictor),
-                f"accel MagCache, {word}",
-            )
-        for threshold in (0.1, 0.2, 0.3):
-            yield _ours(BWCache(threshold=threshold, predictor=predictor), word)
+        for scale in scales:
+            learnt = {"TeaCache": (tea, 0.15 * scale), "MagCache": (mag, 0.06 * scale)}
+            for name, (method, threshold) in learnt.items():
+                yield Accel(
+                    f"{name}({threshold:g}), {word}",
+                    replace(method, threshold=threshold, predictor=predictor),
+                    f"accel {name}, {word}",
+                )
+    for threshold in (0.1, 0.2):
+        yield _ours(BWCache(threshold=threshold, predictor=FoCa()), "FoCa")
 
 
 def _module_caches() -> Iterator[Contender]:
-    for interval in (2, 3, 4, 5):
-        for target in ("modules", "stack"):
-            yield _ours(TaylorSeer(interval=interval, target=target), target)
-    for interval in (2, 3, 4):
+    for interval, target in (
+        (2, "stack"),
+        (3, "stack"),
+        (4, "stack"),
+        (3, "modules"),
+        (5, "modules"),
+    ):
+        yield _ours(TaylorSeer(interval=interval, target=target), target)
+    for interval in (2, 3):
         yield _ours(PAB(spatial=interval, cross=3 * interval))
     for interval in (2, 3, 5):
         yield _ours(FasterCache(guidance_interval=interval))
+    for interval in (3, 4):
+        yield _ours(ToCa(interval=interval))
 
 
 def _ours(method: Method, variant: str = "") -> Contender:
@@ -125,8 +136,13 @@ def _ours(method: Method, variant: str = "") -> Contender:
 
 
 def _cache_dit() -> Iterator[Contender]:
-    for calibrator in ("", "TaylorSeer", "FoCa"):
-        for threshold in (0.04, 0.08, 0.12, 0.16, 0.24, 0.32):
+    settings = {
+        "": (0.08, 0.16, 0.24),
+        "TaylorSeer": (0.06, 0.12, 0.16, 0.24, 0.32),
+        "FoCa": (0.12, 0.24),
+    }
+    for calibrator, thresholds in settings.items():
+        for threshold in thresholds:
             options = {
                 "Fn_compute_blocks": 1,
                 "Bn_compute_blocks": 0,
@@ -141,15 +157,15 @@ def _cache_dit() -> Iterator[Contender]:
 def _diffusers(steps: int, ratios: list[float]) -> Iterator[Contender]:
     import diffusers
 
-    for threshold in (0.06, 0.08, 0.12, 0.16, 0.24):
+    for threshold in (0.08, 0.12, 0.16, 0.24):
         first = diffusers.FirstBlockCacheConfig(threshold=threshold)
         yield _theirs("FirstBlockCache", threshold, lambda _, config=first: config)
-    for interval in (2, 3, 4, 5):
+    for interval in (2, 3, 5):
         taylor = diffusers.TaylorSeerCacheConfig(
             cache_interval=interval, disable_cache_before_step=3
         )
         yield _theirs("TaylorSeer", interval, lambda _, config=taylor: config)
-    for threshold in (0.03, 0.06, 0.12, 0.2):
+    for threshold in (0.06, 0.12, 0.2):
         mag = diffusers.MagCacheConfig(
             threshold=threshold, num_inference_steps=steps, mag_ratios=ratios
         )
@@ -200,17 +216,28 @@ def _their_ratios(prompt: str, call: dict[str, Any]) -> list[float]:
 
 def _unet(pipe: Any, call: dict[str, Any]) -> Iterator[Contender]:
     del pipe, call
-    for block in (0, 1, 2):
-        for interval in (2, 3, 4, 5):
-            yield _ours(DeepCache(interval=interval, block=block), f"block {block}")
+    # By block: the intervals. The package counts three branches a block.
+    depths = {0: (2, 3, 4, 5), 1: (2, 3, 5)}
+    for block, intervals in depths.items():
+        for interval in intervals:
+            for predictor in (Hold(), FoCa(), Newton(order=1)):
+                word = type(predictor).__name__
+                method = DeepCache(interval=interval, block=block, warmup=2, predictor=predictor)
+                yield _ours(method, f"block {block}, {word}")
             yield DeepCachePackage(interval, branch=3 * block)
-    for interval in (3, 5):
-        yield _ours(DeepCache(interval=interval, schedule="quadratic"), "quadratic")
-    for every in (2, 3, 4, 5):
+    yield _ours(DeepCache(interval=3, schedule="quadratic"), "quadratic")
+    for every in (2, 3, 5):
         yield _ours(FasterDiffusion(every=every))
-        yield _ours(FasterDiffusion(every=every, parallel=True), "parallel")
+        if every > 2:
+            yield _ours(FasterDiffusion(every=every, parallel=every - 1), "parallel")
+    yield from _unet_modules()
+
+
+def _unet_modules() -> Iterator[Contender]:
     for interval in (2, 3, 4):
         yield _ours(TaylorSeer(interval=interval), "modules")
+    for interval in (2, 3):
         yield _ours(PAB(spatial=interval, cross=3 * interval))
     for interval in (2, 3, 5):
         yield _ours(FasterCache(guidance_interval=interval))
+    yield _ours(ToCa(interval=3))
