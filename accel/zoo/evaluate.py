@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accel.errors import OptionError
 from accel.record import read_record, write_record
 from accel.zoo.catalogue import card, load
 from accel.zoo.families import drawing
@@ -153,7 +154,12 @@ def run(name: str, bench: Bench, count: int | None, out: Path, only: Sequence[st
     """Run every stage, or those of `only`, and write the record below `out`.
 
     `count` limits how many tasks a stage takes. The record keeps what other stages had found.
+
+    Raises:
+        OptionError: `only` names a stage that there is not.
     """
+    timing = f"seconds_per_{drawing(name).ABOUT.part}_fp32_p50"
+    _check_stages(only, ("guidance", "recommended", "psnr_db", "accuracy", timing))
     counts = {part: min(n, count or n) for part, n in bench.counts.items()}
     tasks = {part: bench.tasks(n) for part, n in counts.items()}
     call = card(name).call
@@ -167,7 +173,7 @@ def run(name: str, bench: Bench, count: int | None, out: Path, only: Sequence[st
         "recommended": lambda: half.figures(tasks["recommended"]),
         "psnr_db": lambda: psnr_curves(full, tasks["psnr"]),
         "accuracy": lambda: accuracy_curves(half, tasks["accuracy"]),
-        f"seconds_per_{drawing(name).ABOUT.part}_fp32_p50": lambda: seconds_per_call(full),
+        timing: lambda: seconds_per_call(full),
     }
     config = {
         "pipeline": name,
@@ -185,3 +191,9 @@ def run(name: str, bench: Bench, count: int | None, out: Path, only: Sequence[st
         results[stage] = stages[stage]()
         write_record(path, f"zoo {name}", config, seeds, results)
     return path
+
+
+def _check_stages(only: Sequence[str] | None, stages: Sequence[str]) -> None:
+    wrong = [part for part in only or () if part not in stages]
+    if wrong:
+        raise OptionError(f"--only got {', '.join(wrong)}; expected some of {', '.join(stages)}.")
