@@ -29,7 +29,7 @@ def methods() -> dict[str, type[Method]]:
 _PRESETS = {
     "quality": ("hardly visible differences", 0.06, 2),
     "balanced": ("small differences, the default", 0.12, 3),
-    "fast": ("visible differences", 0.16, 5),
+    "fast": ("visible differences", 0.16, 4),
 }
 """What each preset is for, and the threshold of its first block cache or interval on a UNet."""
 
@@ -58,11 +58,12 @@ def resolve(chosen: Sequence[Any]) -> tuple[Method, ...]:
 
 def _preset(name: str) -> tuple[Method, ...]:
     if name in _PRESETS:
-        from caching import DeepCache, FirstBlockCache, Newton
+        from caching import DeepCache, FirstBlockCache, FoCa, Newton
 
         _, threshold, interval = _PRESETS[name]
         stack = FirstBlockCache(threshold=threshold, predictor=Newton(order=1))
-        return (ByModel(stack=stack, unet=DeepCache(interval=interval)),)
+        unet = DeepCache(interval=interval, warmup=2, predictor=FoCa())
+        return (ByModel(stack=stack, unet=unet),)
     if name in methods():
         raise OptionError(
             f"{name!r} is a method: pass an instance of it, `accel.patch(pipe, {name}(...))`."

@@ -185,3 +185,12 @@ def test_training_without_the_data_set_says_how_to_get_it(
     monkeypatch.setattr("accel.zoo.training.Run.read_captions", lambda *_: None)
     assert main(["zoo", "train", UNET, "--minutes", "1", "--out", str(tmp_path / "run")]) == 3
     assert "apt-get install dataset-fashion-mnist" in capsys.readouterr().err
+
+
+def test_an_unknown_stage_is_refused_with_those_there_are(
+    published: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    assert main(["zoo", "eval", UNET, "--out", str(tmp_path), "--only", "psnr"]) == 2
+    told = capsys.readouterr().err
+    assert "--only got psnr; expected some of guidance, recommended, psnr_db" in told
+    assert not list(tmp_path.glob("*.json"))
