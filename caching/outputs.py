@@ -138,6 +138,7 @@ class OutputCache:
     def __init__(self, rule: OutputRule) -> None:
         self.rule = rule
         self.modules = sum(len(group.sites) for group in rule.groups)
+        self._unhooked = sum(len(group.sites) for group in rule.groups if group.interval == 1)
 
     def bind(self, model: ModelSites) -> Iterator[Binding]:
         """Yields the hooks of the denoiser and of every module that may be answered for."""
@@ -281,8 +282,9 @@ class OutputCache:
         if tally.half is not None and not names:
             action = "reused"
         # What ran of a module's tokens counts as so much of the module.
-        skipped = tally.skipped - math.ceil(sum(part for part, _, _ in tally.refreshed.values()))
-        blocks, left = call.generation.timeline.blocks, max(0, self.modules - skipped)
+        partly = math.ceil(sum(part for part, _, _ in tally.refreshed.values()))
+        skipped, left = tally.skipped - partly, self._unhooked + tally.ran + partly
+        blocks = call.generation.timeline.blocks
         # Half of a batch counts as half of the parts.
         blocks_saved, saved = (0, 0) if tally.half is None else (blocks // 2, left // 2)
         call.decide(

@@ -103,6 +103,14 @@ def test_two_calls_of_one_module_in_a_step_are_kept_apart():
     assert [float(output) for output in outputs] == [144, 145]
 
 
+def test_every_call_of_a_module_counts():
+    model = Tower(Adding(attn=1), Twice(1))
+    handle = probed(model, HOLDING)
+    drive(model, handle, ones(1, 2))
+    assert [decision.modules_run for decision in handle.report.decisions] == [3, 0]
+    assert [decision.modules_skipped for decision in handle.report.decisions] == [0, 3]
+
+
 class Both(nn.Module):
     """Joint attention that returns both streams, or one and None, in a tuple or a list."""
 
