@@ -1,5 +1,6 @@
 """Reuse at steps that are fixed before the generation: no measurement, no wait for the device."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -65,10 +66,11 @@ class Planned(Policy):
 class Interval(Policy):
     """Computes every `every`-th evaluation, counted from the last one of the warm-up.
 
-    `at_age` gives the predictor of an evaluation that lies so many behind a computed one.
+    `every` need not be whole: evaluations are rounded. `at_age` gives the predictor of an
+    evaluation that lies so many behind a computed one.
     """
 
-    every: int
+    every: float
     warmup: int
     samples: int
     at_age: Callable[[int], Predictor]
@@ -91,11 +93,14 @@ class Interval(Policy):
 
     def judge(self, state: Any, ask: Ask) -> Answer:  # noqa: ARG002 -- the step alone decides
         """Computes where the interval is over."""
-        return _BETWEEN if self._age(ask.call) else _DUE
+        return _BETWEEN if self._age(ask.call.step) else _DUE
 
     def predictor(self, call: Call, usual: Predictor) -> Predictor:  # noqa: ARG002 -- the age decides
         """The one for the age; a computed call is checked against the longest that it ends."""
-        return self.at_age(self._age(call) or self.every)
+        return self.at_age(self._age(call.step) or 1 + self._age(call.step - 1))
 
-    def _age(self, call: Call) -> int:
-        return max(call.step - max(self.warmup - 1, 0), 0) % self.every
+    def _age(self, step: int) -> int:
+        since = max(step - max(self.warmup - 1, 0), 0)
+        # The nearest multiple of the interval that is not beyond the evaluation.
+        turns = math.ceil((since + 0.5) / self.every) - 1
+        return since - math.floor(turns * self.every + 0.5)

@@ -6,12 +6,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from accel.errors import OptionError
-from accel.method import Binding, Claim, Method, require_number
+from accel.method import Binding, Claim, Method, Tunable, require_number
 from accel.sites import ModelSites
-from caching.fixed_steps import Planned
+from caching.fixed_steps import Interval, Planned
 from caching.predictor import Hold, Predictor, Weighted, require_predictor
 from caching.stack import StackCache, StackRule
 
+# Distilled models spend each of their few evaluations on a large change.
+_FEW = 8
 Weights = tuple[tuple[int, tuple[float, ...]], ...]
 
 
@@ -29,7 +31,11 @@ class LinearPlan(Method):
 
     Attributes:
         compute: the evaluations that compute, counted from 0, which is always among them; None
-            computes all.
+            computes all, or what `interval` says.
+        interval: evaluations from one computation to the next, from 1 up and not necessarily whole,
+            instead of `compute`, for any number of evaluations. The last one always computes, and
+            so does everything in schedules of up to 8.
+        first: with `interval`, how many evaluations compute at first.
         steps: evaluations of the generation that the plan is for, 1 or more, or None for any.
         weights: pairs (evaluation, weights) for skipped evaluations; the weights multiply the
             newest computed residuals, newest first.
@@ -41,6 +47,8 @@ class LinearPlan(Method):
     """
 
     compute: tuple[int, ...] | None = None
+    interval: float | None = None
+    first: int = 2
     steps: int | None = None
     weights: Weights = ()
     predictor: Predictor = field(default=Hold())
@@ -48,11 +56,13 @@ class LinearPlan(Method):
     order: ClassVar[int] = 100
     claims: ClassVar[frozenset[Claim]] = frozenset({Claim.SKIPS_BLOCKS})
     source: ClassVar[str] = "https://github.com/vipshop/cache-dit (SCM), arXiv 2512.23258"
+    tunables: ClassVar[tuple[Tunable, ...]] = (Tunable("interval", 1.0, 6.0, "up"),)
 
     def __post_init__(self) -> None:
         if self.steps is not None:
             require_number(self, "steps", self.steps, low=1, whole=True)
         require_predictor(self, self.predictor)
+        self._check_interval()
         for step in self.compute if self.compute is not None else (0,):
             require_number(self, "compute", step, low=0, high=self._last, whole=True)
         if self.compute is not None and 0 not in self.compute:
@@ -62,6 +72,17 @@ class LinearPlan(Method):
             )
         for step, weights in self.weights:
             self._check_weights(step, weights)
+
+    def _check_interval(self) -> None:
+        require_number(self, "first", self.first, low=1, whole=True)
+        if self.interval is None:
+            return
+        require_number(self, "interval", self.interval, low=1.0)
+        if self.compute is not None or self.weights or self.steps is not None:
+            raise OptionError(
+                "LinearPlan: interval is given beside compute, steps or weights; expected either "
+                "an interval for any number of evaluations or a plan for a known one."
+            )
 
     def _check_weights(self, step: Any, weights: Sequence[Any]) -> None:
         require_number(self, "weights", step, low=1, high=self._last, whole=True)
@@ -82,14 +103,9 @@ class LinearPlan(Method):
     def _last(self) -> float:
         return math.inf if self.steps is None else self.steps - 1
 
-    @classmethod
-    def every(cls, interval: int, steps: int, **options: Any) -> Self:
-        """The plan of `steps` evaluations that computes every `interval`-th and the last."""
-        return cls(compute=(*range(0, steps - 1, interval), steps - 1), steps=steps, **options)
-
     def neutral(self) -> Self:
         """The plan that computes every step."""
-        return replace(self, compute=None, weights=())
+        return replace(self, compute=None, interval=None, weights=())
 
     def bind(self, model: ModelSites) -> Iterator[Binding]:
         """Yields the hooks of the stack.
@@ -98,8 +114,24 @@ class LinearPlan(Method):
             AccelUnsupportedError: if the model has no stack of blocks.
         """
         blocks = model.require_blocks("LinearPlan", 1)
+        if self.interval is not None:
+            rule = self._any_number(self.interval)
+        else:
+            rule = StackRule(policy=self._of_known_number(), predictor=self.predictor)
+        yield from StackCache(rule, blocks).bind(model)
+
+    def _any_number(self, interval: float) -> StackRule:
+        policy = Interval(
+            every=interval,
+            warmup=self.first,
+            samples=self.predictor.depth,
+            at_age=lambda _: self.predictor,
+        )
+        return StackRule(
+            policy=policy, predictor=self.predictor, warmup=self.first, tail=1, min_steps=_FEW
+        )
+
+    def _of_known_number(self) -> Planned:
         predictors = {step: Weighted(weights) for step, weights in self.weights}
         compute = None if self.compute is None else frozenset(self.compute)
-        policy = Planned(compute=compute, steps=self.steps, predictors=predictors)
-        rule = StackRule(policy=policy, predictor=self.predictor)
-        yield from StackCache(rule, blocks).bind(model)
+        return Planned(compute=compute, steps=self.steps, predictors=predictors)

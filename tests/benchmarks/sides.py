@@ -64,26 +64,20 @@ def _flux(pipe: Any, call: dict[str, Any]) -> Iterator[Contender]:
     def calibrated(method: Method) -> Any:
         return accel.calibrate(pipe, method, prompts, **call)
 
-    yield from _plans(steps)
+    yield from _plans()
     yield from _stack_caches(calibrated)
     yield from _module_caches()
     yield from _cache_dit()
     yield from _diffusers(steps, _their_ratios(prompts[0], call))
 
 
-def _plans(steps: int) -> Iterator[Contender]:
+def _plans() -> Iterator[Contender]:
     """Fixed steps: every n-th after the first ones, which change most."""
     settings = [(FoCa(), n) for n in (1.5, 2, 2.5, 3, 3.5, 4, 5)]
     settings += [(Newton(order=1), n) for n in (2, 3, 4)]
     for predictor, interval in settings:
-        first = 2 if interval < 3 else 3
-        spaced = (round(first + k * interval) for k in range(steps))
-        compute = (*range(first), *(k for k in spaced if k < steps - 1), steps - 1)
-        yield Accel(
-            f"LinearPlan, every {interval}, {predictor}",
-            LinearPlan(compute=compute, steps=steps, predictor=predictor),
-            f"accel LinearPlan, {type(predictor).__name__}",
-        )
+        method = LinearPlan(interval=interval, first=3 if interval < 3 else 4, predictor=predictor)
+        yield _ours(method, type(predictor).__name__)
 
 
 def _stack_caches(calibrated: Callable[[Method], Any]) -> Iterator[Contender]:

@@ -75,10 +75,30 @@ def test_a_plan_for_another_number_of_steps_computes_throughout_and_says_so() ->
     assert any("for 4 steps, this run has 3" in text for text in started.handle.report.warnings)
 
 
-def test_a_plan_at_an_interval_ends_with_a_computed_step() -> None:
-    plan = LinearPlan.every(3, 9)
-    assert plan.compute == (0, 3, 6, 8)
-    assert plan.neutral() == LinearPlan(steps=9)
+@pytest.mark.parametrize(
+    ("interval", "first", "pattern"),
+    [
+        (3, 1, "crrcrrcrrcc"),
+        (2, 2, "ccrcrcrcrcrc"),
+        # 2 + 2.5, 5, 7.5 and 10, halves rounded up.
+        (2.5, 3, "cccrrcrcrrcrcc"),
+        (1.5, 1, "crccrccrcc"),
+        (1, 1, "cccccccccc"),
+    ],
+)
+def test_a_plan_at_an_interval_takes_any_number_of_steps(
+    interval: float, first: int, pattern: str
+) -> None:
+    started = Started(LinearPlan(interval=interval, first=first))
+    for _ in range(2):
+        started.drive(*[1.0] * len(pattern))
+        assert started.pattern == pattern
+    started.drive(*[1.0] * 8)
+    assert started.pattern == "c" * 8
+
+
+def test_a_plan_at_an_interval_is_neutral_without_it() -> None:
+    assert LinearPlan(interval=3).neutral() == LinearPlan()
 
 
 def test_a_plan_without_a_number_of_steps_takes_any() -> None:
@@ -109,6 +129,10 @@ def test_a_plan_without_a_probe_computes_no_block_in_a_skipped_step() -> None:
         ({"steps": 4, "compute": (0, 2), "weights": ((1, ()),)}, "0 numbers"),
         ({"steps": 4, "compute": (0, 2), "weights": ((1, (math.nan,)),)}, "weights"),
         ({"steps": 4, "predictor": "hold"}, "predictor"),
+        ({"interval": 0.5}, "interval"),
+        ({"interval": 2, "first": 0}, "first"),
+        ({"interval": 2, "compute": (0, 2)}, "beside compute"),
+        ({"interval": 2, "steps": 9}, "beside compute"),
     ],
 )
 def test_a_bad_plan_is_refused(options: dict[str, Any], message: str) -> None:
