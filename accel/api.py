@@ -1,7 +1,10 @@
 """The verbs: `patch`, `unpatch` and `status`."""
 
 import logging
+from collections.abc import Iterable
 from typing import Any
+
+from torch import nn
 
 from accel.engine import engine_of
 from accel.errors import AccelUnsupportedError, OptionError
@@ -62,25 +65,26 @@ def patch(
         unet = all(is_unet(module) for module in denoisers.values())
         chosen = tuple(method.suited(unet=unet) for method in chosen)
         check_denoisers(chosen, list(denoisers))
-        handles = {
-            id(engine.patch): engine.patch
-            for module in denoisers.values()
-            if (engine := engine_of(module))
-        }
-        if len(handles) == 1 and (same := next(iter(handles.values()))).serves(
-            denoisers, chosen, memory
-        ):
-            same.drive(target)
-            return same
+        handles = _on(denoisers.values())
+        if len(handles) == 1 and handles[0].serves(denoisers, chosen, memory):
+            handles[0].drive(target)
+            return handles[0]
         for module in denoisers.values():
             require_no_foreign_cache(target, module, replace=replace)
         new = Patch(target, denoisers, chosen, strict=strict, memory=memory)
-        return _replace(list(handles.values()), new)
+        return _replace(handles, new)
     except AccelUnsupportedError as error:
         if strict:
             raise
         _LOG.warning("not accelerated: %s", error)
         return Patch(target, {}, chosen, strict=strict, note=str(error))
+
+
+def _on(denoisers: Iterable[nn.Module]) -> list[Patch]:
+    """The patches on any of these denoisers."""
+    engines = [engine_of(module) for module in denoisers]
+    found = [engine.patch for engine in engines if engine is not None]
+    return list({id(patch): patch for patch in found}.values())
 
 
 def _check_memory(memory: Any) -> None:
@@ -127,8 +131,9 @@ def status(target: Any) -> Status:
 def _handles(target: Any) -> list[Patch]:
     own = handle_of(target)
     try:
-        engines = [engine_of(module) for module in find_denoisers(target).values()]
+        found = _on(find_denoisers(target).values())
     except AccelUnsupportedError:
-        engines = []
-    found = [own, *(engine.patch for engine in engines if engine is not None)]
-    return list({id(handle): handle for handle in found if handle is not None}.values())
+        found = []
+    if own is None or any(own is handle for handle in found):
+        return sorted(found, key=lambda handle: handle is not own)
+    return [own, *found]
