@@ -7,18 +7,13 @@ import torch
 from PIL import Image
 
 from accel.metrics import pixels
-from accel.zoo.judge import Judge, Score
+from accel.zoo.judge import Judge
 from accel.zoo.scenes import Scene
 
 _judge = cache(Judge.load)
 
 
-def recognised(pictures: Sequence[Image.Image], scenes: Sequence[Scene]) -> Score:
-    """Which items of each scene, a picture each, are of the right kind and of the right colour."""
-    return _judge().score(torch.cat([pixels(picture) for picture in pictures]), scenes)
-
-
 def adherence(pictures: Sequence[Image.Image], scenes: Sequence[Scene]) -> dict[str, float]:
     """Shares of items of the right kind and of the right colour, each 0..1."""
-    found = recognised(pictures, scenes)
+    found = _judge().score(torch.cat([pixels(picture) for picture in pictures]), scenes)
     return {"kind": found.kind_accuracy, "colour": found.colour_accuracy}

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-import accel.zoo
 from accel.bench import write_record
-from tests.benchmarks.sides import sides_of
-from tests.benchmarks.turns import Turns, rows, shots
+from tests.benchmarks.sides import SIDES, sides_of
+from tests.benchmarks.subjects import subject_of, tasks
+from tests.benchmarks.turns import Turns, loaded, rows
 
 RECORDS = Path(__file__).parent / "records"
 CONVERGED_STEPS = 140
@@ -25,26 +25,22 @@ def main() -> None:
     """Draws what is missing and writes the record."""
     options = _options()
     torch.set_num_threads(options.threads)
-    call: dict[str, Any] = {
-        **accel.zoo.card(options.model).call,
-        "num_inference_steps": options.steps,
-    }
-    asked = shots(options.model, options.prompts, options.seeds, call)
-    pipe = accel.zoo.load(options.model).to(options.device)
-    pipe.set_progress_bar_config(disable=True)
-    sides = [side for side in sides_of(options.model, pipe, call) if options.only in side.family]
-    work = options.work / f"caching-{options.model}-{options.steps}.jsonl"
-    turns = Turns(options.model, sides, work, CONVERGED_STEPS, options.device)
+    subject = subject_of(options.model, options.steps)
+    steps = subject.call["num_inference_steps"]
+    pipe = loaded(options.model, options.device)
+    sides = [side for side in sides_of(subject, pipe) if options.only in side.family]
+    work = options.work / f"caching-{options.model}-{steps}.jsonl"
+    turns = Turns(subject, sides, work, CONVERGED_STEPS, options.device)
     try:
-        turns.run(asked[: options.turns])
+        turns.run(tasks(subject, options.prompts, options.seeds)[: options.turns])
     finally:
         lines = turns.lines()
         found = rows(lines, sides)
         print(table(found))
-    config = {**vars(options), "out": None, "work": None, "call": call}
+    config = {**vars(options), "out": None, "work": None, "call": subject.call}
     path = write_record(
-        options.out or RECORDS / f"caching-{options.model}-{options.steps}.json",
-        f"caches on {options.model}, {options.steps} steps",
+        options.out or RECORDS / f"caching-{options.model}-{steps}.json",
+        f"caches on {options.model}, {steps} steps",
         {
             **config,
             "converged_steps": CONVERGED_STEPS,
@@ -58,9 +54,9 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", choices=("scenes-flux", "scenes-unet"))
+    parser.add_argument("model", choices=sorted(SIDES))
     parser.add_argument("--work", type=Path, required=True, help="folder that keeps what was drawn")
-    parser.add_argument("--steps", type=int, default=28)
+    parser.add_argument("--steps", type=int, help="instead of what the model's card recommends")
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--seeds", type=int, default=3, help="seeds a prompt")
     parser.add_argument("--turns", type=int, help="at most so many prompts and seeds, for a look")
@@ -73,14 +69,15 @@ def _options() -> argparse.Namespace:
 
 def table(found: list[dict[str, Any]]) -> str:
     """One line a side, the fastest last."""
-    lines = ["speed-up    PSNR  worst   SSIM  converged   kind colour  what"]
+    lines = ["speed-up    PSNR  worst   SSIM  converged  right, what"]
     for row in sorted(found, key=lambda row: row["speedup"]["paired"]["median"]):
         quality, solution = row["to_unaccelerated"], row["to_converged"]
         lines.append(
             f"{row['speedup']['paired']['median']:>8.2f} {_shown(quality['psnr_mean']):>7} "
             f"{_shown(quality['psnr_worst']):>6} {quality['ssim_mean']:>6.3f} "
-            f"{_shown(solution['psnr_mean']):>10} {row['adherence']['kind']:>6.2f} "
-            f"{row['adherence']['colour']:>6.2f}  {row['name'][:90]}"
+            f"{_shown(solution['psnr_mean']):>10}  "
+            + " ".join(f"{what} {share:.2f}" for what, share in row["right"].items())
+            + f"  {row['name'][:90]}"
         )
     return "\n".join(lines)
 

@@ -10,6 +10,7 @@ from typing import Any
 import accel
 import accel.zoo
 from accel.control import multistep
+from accel.errors import AccelUnsupportedError
 from accel.method import Method
 from caching import (
     PAB,
@@ -37,38 +38,43 @@ from tests.benchmarks.peers import (
     Diffusers,
     Fewer,
 )
+from tests.benchmarks.subjects import Subject
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.43, 0.36, 0.32, 0.25, 0.18)
 _CALIBRATION_PROMPTS = 3
 
 
-def sides_of(model: str, pipe: Any, call: dict[str, Any]) -> list[Contender]:
+def sides_of(subject: Subject, pipe: Any) -> list[Contender]:
     """Everything that takes turns on a model, the controls last."""
-    ours = {"scenes-flux": _flux, "scenes-unet": _unet}[model]
-    return [*ours(pipe, call), *_fewer_steps(pipe, call["num_inference_steps"])]
+    steps = subject.call["num_inference_steps"]
+    return [*SIDES[subject.model](subject, pipe), *_fewer_steps(pipe, steps)]
 
 
 def _fewer_steps(pipe: Any, steps: int) -> Iterator[Contender]:
     counts = sorted({max(2, round(steps * share)) for share in SHARES}, reverse=True)
-    solver = multistep(pipe.scheduler)
     for count in counts:
         yield Fewer("own scheduler", pipe.scheduler, count)
+    try:
+        solver = multistep(pipe.scheduler)
+    except AccelUnsupportedError:
+        # The pipeline's own is one already.
+        return
     for count in (steps, *counts):
         yield Fewer("multistep", solver, count)
 
 
-def _flux(pipe: Any, call: dict[str, Any]) -> Iterator[Contender]:
-    steps = call["num_inference_steps"]
-    prompts = accel.zoo.prompts("scenes-flux", _CALIBRATION_PROMPTS, "train")
+def _transformer(subject: Subject, pipe: Any) -> Iterator[Contender]:
+    steps = subject.call["num_inference_steps"]
+    prompts = accel.zoo.prompts(subject.model, _CALIBRATION_PROMPTS, "train")
 
     def calibrated(method: Method) -> Any:
-        return accel.calibrate(pipe, method, prompts, **call)
+        return accel.calibrate(pipe, method, prompts, **subject.call)
 
     yield from _plans()
     yield from _stack_caches(calibrated)
     yield from _module_caches()
     yield from _cache_dit()
-    yield from _diffusers(steps, _their_ratios(prompts[0], call))
+    yield from _diffusers(steps, _their_ratios(subject, prompts[0]))
 
 
 def _plans() -> Iterator[Contender]:
@@ -193,23 +199,22 @@ def _faster(pipe: Any, interval: int) -> Any:
     )
 
 
-def _their_ratios(prompt: str, call: dict[str, Any]) -> list[float]:
+def _their_ratios(subject: Subject, prompt: str) -> list[float]:
     """What diffusers' MagCache prints to be pasted."""
     from diffusers import MagCacheConfig
 
-    pipe = accel.zoo.load("scenes-flux")
+    pipe = accel.zoo.load(subject.model)
     pipe.set_progress_bar_config(disable=True)
-    steps = call["num_inference_steps"]
+    steps = subject.call["num_inference_steps"]
     pipe.transformer.enable_cache(MagCacheConfig(num_inference_steps=steps, calibrate=True))
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        pipe(prompt, **call)
+        pipe(prompt, **subject.call)
     rows = [line for line in printed.getvalue().splitlines() if line.startswith("[1.0")]
     ratios: list[float] = ast.literal_eval(rows[0])
     return ratios
 
 
-def _unet(pipe: Any, call: dict[str, Any]) -> Iterator[Contender]:
-    del pipe, call
+def _unet(_: Subject, __: Any) -> Iterator[Contender]:
     # By block: the intervals. The package counts three branches a block.
     depths = {0: (2, 3, 4, 5), 1: (2, 3, 5)}
     for block, intervals in depths.items():
@@ -235,3 +240,10 @@ def _unet_modules() -> Iterator[Contender]:
     for interval in (2, 3, 5):
         yield _ours(FasterCache(guidance_interval=interval))
     yield _ours(ToCa(interval=3))
+
+
+SIDES: dict[str, Callable[[Subject, Any], Iterator[Contender]]] = {
+    "scenes-flux": _transformer,
+    "scenes-unet": _unet,
+    "scenes-video": _transformer,
+}

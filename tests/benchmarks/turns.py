@@ -12,38 +12,25 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from tqdm.auto import tqdm
 
 import accel.zoo
 from accel.bench import Ratio, timed
 from accel.metrics import Score, Summary, score
 from accel.record import commit
-from accel.shot import Shot
-from accel.zoo.scenes import Scene, sample_scenes
-from tests.benchmarks.adherence import recognised
 from tests.benchmarks.peers import Contender
+from tests.benchmarks.subjects import Subject, Task, draw
 
 # Sides between two runs of the unaccelerated pipeline.
 _GROUP = 6
-_FIRST_SEED = 1000
-
-
-def shots(model: str, prompts: int, seeds: int, call: dict[str, Any]) -> list[tuple[Shot, Scene]]:
-    """Every held-out prompt with every seed: first all with one seed, then with another."""
-    asked = zip(accel.zoo.prompts(model, prompts), sample_scenes(prompts), strict=True)
-    pairs = list(asked)
-    return [
-        (Shot(prompt=prompt, seed=_FIRST_SEED + 100 * seed + index, arguments=call), scene)
-        for seed in range(seeds)
-        for index, (prompt, scene) in enumerate(pairs)
-    ]
 
 
 class Turns:
     """Draws, times and scores one turn after the other.
 
     Args:
-        model: name in the zoo.
+        subject: the model and its call.
         sides: what takes turns; names must differ.
         work: the file that keeps what turns gave.
         converged_steps: of the solution that counts as converged.
@@ -51,16 +38,21 @@ class Turns:
     """
 
     def __init__(
-        self, model: str, sides: Sequence[Contender], work: Path, converged_steps: int, device: str
+        self,
+        subject: Subject,
+        sides: Sequence[Contender],
+        work: Path,
+        converged_steps: int,
+        device: str,
     ) -> None:
         names = [side.name for side in sides]
         assert len(set(names)) == len(names), "names of sides must differ"
-        self.model = model
+        self.subject = subject
         self.sides = sides
         self.work = work
         self.converged_steps = converged_steps
         self.device = device
-        self.pipe = loaded(model, device)
+        self.pipe = loaded(subject.model, device)
         self._peers: dict[str, Any] = {}
         work.parent.mkdir(parents=True, exist_ok=True)
 
@@ -70,28 +62,28 @@ class Turns:
             return []
         return [json.loads(line) for line in self.work.read_text().splitlines()]
 
-    def run(self, asked: Sequence[tuple[Shot, Scene]]) -> None:
+    def run(self, asked: Sequence[Task]) -> None:
         """Draws what is asked and has not been drawn, a side that is new to a turn included."""
         done = {(line["prompt"], line["seed"]): line for line in self.lines()}
         names = {side.name for side in self.sides}
         todo = [
-            (shot, scene)
-            for shot, scene in asked
-            if not names <= set(done.get((shot.prompt, shot.seed), {"sides": ()})["sides"])
+            task
+            for task in asked
+            if not names <= set(done.get((task.prompt, task.seed), {"sides": ()})["sides"])
         ]
         if not todo:
             return
         # Peers load and compile things at first use.
         for side in self.sides:
-            self._draw(side, todo[0][0])
-        for shot, scene in tqdm(todo, desc=self.model):
-            known = done.get((shot.prompt, shot.seed), {"sides": {}})["sides"]
+            self._draw(side, todo[0])
+        for task in tqdm(todo, desc=self.subject.model):
+            known = done.get((task.prompt, task.seed), {"sides": {}})["sides"]
             sides = [side for side in self.sides if side.name not in known]
-            done[shot.prompt, shot.seed] = {
-                "prompt": shot.prompt,
-                "seed": shot.seed,
+            done[task.prompt, task.seed] = {
+                "prompt": task.prompt,
+                "seed": task.seed,
                 "commit": commit(),
-                "sides": {**known, **dict(self._turn(sides, shot, scene))},
+                "sides": {**known, **dict(self._turn(sides, task))},
             }
             self._save(list(done.values()))
 
@@ -100,15 +92,12 @@ class Turns:
         fresh.write_text("".join(json.dumps(line) + "\n" for line in lines))
         fresh.replace(self.work)
 
-    def _turn(
-        self, sides: Sequence[Contender], shot: Shot, scene: Scene
-    ) -> Iterator[tuple[str, dict[str, Any]]]:
-        converged = shot.run(self.pipe, steps=self.converged_steps)
+    def _turn(self, sides: Sequence[Contender], task: Task) -> Iterator[tuple[str, dict[str, Any]]]:
+        converged = draw(self.subject, self.pipe, task, self.converged_steps)
         for group in batched_sides(sides):
-            plain, plain_s = self._draw(None, shot)
+            plain, plain_s = self._draw(None, task)
             for side in group:
-                picture, seconds = self._draw(side, shot)
-                found = recognised([picture], [scene])
+                picture, seconds = self._draw(side, task)
                 yield (
                     side.name,
                     {
@@ -116,8 +105,7 @@ class Turns:
                         "seconds": seconds,
                         "to_unaccelerated": score(plain, picture).to_dict(),
                         "to_converged": score(converged, picture).to_dict(),
-                        "kind": list(found.kind_right),
-                        "colour": list(found.colour_right),
+                        "right": self.subject.right(picture, task.wanted),
                         "facts": side.facts(),
                     },
                 )
@@ -127,16 +115,16 @@ class Turns:
         if side is None or not side.peer:
             return self.pipe
         if side.peer not in self._peers:
-            self._peers[side.peer] = loaded(self.model, self.device)
+            self._peers[side.peer] = loaded(self.subject.model, self.device)
         return self._peers[side.peer]
 
-    def _draw(self, side: Contender | None, shot: Shot) -> tuple[Any, float]:
+    def _draw(self, side: Contender | None, task: Task) -> tuple[Tensor, float]:
         # Installing and removing is not part of generating, so only the inside is timed.
-        made: list[Any] = []
+        made: list[Tensor] = []
         pipe = self._pipe(side)
         with nullcontext() if side is None else side.on(pipe):
             steps = None if side is None else side.steps
-            taken = timed(lambda: made.append(shot.run(pipe, steps=steps)))
+            taken = timed(lambda: made.append(draw(self.subject, pipe, task, steps)))
         return made[0], taken
 
 
@@ -165,7 +153,7 @@ def rows(lines: Sequence[dict[str, Any]], sides: Sequence[Contender]) -> list[di
 
 def _row(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
     def judged(what: str) -> float:
-        hits = [hit for turn in turns for hit in turn[what]]
+        hits = [hit for turn in turns for hit in turn["right"][what]]
         return sum(hits) / len(hits)
 
     return {
@@ -175,7 +163,7 @@ def _row(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
         ).to_dict(),
         "to_unaccelerated": _summary(turns, "to_unaccelerated"),
         "to_converged": _summary(turns, "to_converged"),
-        "adherence": {"kind": judged("kind"), "colour": judged("colour")},
+        "right": {what: judged(what) for what in turns[0]["right"]},
         "facts": turns[-1]["facts"],
     }
 
