@@ -74,6 +74,7 @@ def _transformer(subject: Subject, pipe: Any) -> Iterator[Contender]:
     yield from _stack_caches(calibrated)
     yield from _module_caches()
     yield from _cache_dit()
+    yield from _masks(steps)
     yield from _diffusers(steps, _their_ratios(subject, prompts[0]))
 
 
@@ -152,6 +153,26 @@ def _cache_dit() -> Iterator[Contender]:
             }
             word = calibrator or "held"
             yield CacheDit(f"DBCache({threshold}), {word}", options, calibrator, f"DBCache, {word}")
+
+
+def _masks(steps: int) -> Iterator[Contender]:
+    """cache-dit's presets, which are step masks, there and as plans of ours."""
+    from cache_dit import steps_mask
+
+    for preset in ("slow", "medium", "fast", "ultra"):
+        mask = steps_mask(mask_policy=preset, total_steps=steps)
+        options = {
+            "Fn_compute_blocks": 1,
+            "Bn_compute_blocks": 0,
+            "max_warmup_steps": 0,
+            "steps_computation_mask": mask,
+            "steps_computation_policy": "static",
+            "enable_separate_cfg": True,
+        }
+        yield CacheDit(f"preset {preset}", options, "TaylorSeer", "presets")
+        compute = tuple(step for step, computed in enumerate(mask) if computed)
+        plan = LinearPlan(compute=compute, steps=steps, predictor=FoCa())
+        yield Accel(f"LinearPlan, {preset} mask, FoCa", plan, "accel LinearPlan, masks")
 
 
 def _diffusers(steps: int, ratios: list[float]) -> Iterator[Contender]:
