@@ -27,11 +27,11 @@ def methods() -> dict[str, type[Method]]:
 
 
 _PRESETS = {
-    "quality": ("hardly visible differences", 0.06, 2),
-    "balanced": ("small differences, the default", 0.12, 3),
-    "fast": ("visible differences", 0.16, 4),
+    "quality": ("hardly visible differences", 0.6, 2),
+    "balanced": ("small differences, the default", 0.45, 3),
+    "fast": ("visible differences", 0.35, 4),
 }
-"""What each preset is for, and the threshold of its first block cache or interval on a UNet."""
+"""What each preset is for, the share of steps that compute a stack, and the interval on a UNet."""
 
 
 def presets() -> dict[str, str]:
@@ -58,10 +58,10 @@ def resolve(chosen: Sequence[Any]) -> tuple[Method, ...]:
 
 def _preset(name: str) -> tuple[Method, ...]:
     if name in _PRESETS:
-        from caching import DeepCache, FirstBlockCache, FoCa, Newton
+        from caching import DeepCache, FoCa, LinearPlan
 
-        _, threshold, interval = _PRESETS[name]
-        stack = FirstBlockCache(threshold=threshold, predictor=Newton(order=1))
+        _, share, interval = _PRESETS[name]
+        stack = LinearPlan(share=share, predictor=FoCa())
         unet = DeepCache(interval=interval, warmup=2, predictor=FoCa())
         return (ByModel(stack=stack, unet=unet),)
     if name in methods():

@@ -1,8 +1,8 @@
 """Reuse at steps that are fixed before the generation: no measurement, no wait for the device."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, ClassVar
 
 from accel.layers import Call
@@ -11,6 +11,7 @@ from caching.predictor import Predictor
 
 _DUE = Answer(reuse=False, reason="due in this step")
 _BETWEEN = Answer(reuse=True, reason="between computed steps")
+_UNKNOWN = Answer(reuse=False, reason="number of evaluations unknown", firm=True, chosen=False)
 
 
 class Nothing:
@@ -62,15 +63,55 @@ class Planned(Policy):
         return self.predictors.get(call.step, usual)
 
 
+@cache
+def spread(steps: int, share: float, power: float) -> frozenset[int]:
+    """A `share` of `steps` evaluations, the first and the last among them, denser at the start.
+
+    Of n + 1 evaluations number k lies at (k / n) ** power of the way, rounded, or right behind the
+    one before.
+    """
+    last, count = steps - 1, min(max(2, round(share * steps)), steps)
+    found = [0]
+    for number in range(1, count):
+        placed = round(last * (number / (count - 1)) ** power)
+        found.append(max(placed, found[-1] + 1))
+    return frozenset(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread(Policy):
+    """Computes a share of the evaluations, whatever their number, as `spread` places them."""
+
+    share: float
+    power: float
+
+    idle: ClassVar[str] = "the plan computes every step"
+
+    @property
+    def engages(self) -> bool:
+        """With a share of 1 nothing is left out."""
+        return self.share < 1
+
+    def new_state(self) -> Nothing:
+        """Nothing is remembered."""
+        return Nothing()
+
+    def judge(self, state: Any, ask: Ask) -> Answer:  # noqa: ARG002 -- the step alone decides
+        """Computes where the plan says so, or while the number of evaluations is unknown."""
+        call = ask.call
+        if call.num_steps is None:
+            return _UNKNOWN
+        return _DUE if call.step in spread(call.num_steps, self.share, self.power) else _BETWEEN
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval(Policy):
     """Computes every `every`-th evaluation, counted from the last one of the warm-up.
 
-    `every` need not be whole: evaluations are rounded. `at_age` gives the predictor of an
-    evaluation that lies so many behind a computed one.
+    `at_age` gives the predictor of an evaluation that lies so many behind a computed one.
     """
 
-    every: float
+    every: int
     warmup: int
     samples: int
     at_age: Callable[[int], Predictor]
@@ -93,14 +134,11 @@ class Interval(Policy):
 
     def judge(self, state: Any, ask: Ask) -> Answer:  # noqa: ARG002 -- the step alone decides
         """Computes where the interval is over."""
-        return _BETWEEN if self._age(ask.call.step) else _DUE
+        return _BETWEEN if self._age(ask.call) else _DUE
 
     def predictor(self, call: Call, usual: Predictor) -> Predictor:  # noqa: ARG002 -- the age decides
         """The one for the age; a computed call is checked against the longest that it ends."""
-        return self.at_age(self._age(call.step) or 1 + self._age(call.step - 1))
+        return self.at_age(self._age(call) or self.every)
 
-    def _age(self, step: int) -> int:
-        since = max(step - max(self.warmup - 1, 0), 0)
-        # The nearest multiple of the interval that is not beyond the evaluation.
-        turns = math.ceil((since + 0.5) / self.every) - 1
-        return since - math.floor(turns * self.every + 0.5)
+    def _age(self, call: Call) -> int:
+        return max(call.step - max(self.warmup - 1, 0), 0) % self.every

@@ -18,13 +18,16 @@ _RIDGE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class FoCa(Predictor):
-    """The newest computed residual, moved by the mean of two slopes over the noise level.
+    """The newest computed residual, moved along the noise level, and bent by the last miss.
 
-    One slope lies between the two newest computed residuals, the other between the two newest
-    values of any kind, guesses included, so that the miss of a guess bends what follows.
+    It moves with the slope between the two newest computed residuals. In the first evaluation
+    behind a computed one, the slope is the mean of that and of the one from the newest guess to the
+    residual that was computed after it, so that the miss of the guess bends what follows.
 
     Source: FoCa (arXiv 2508.16211), in the form in which cache-dit ships it. Departures: slopes
-    over the noise level instead of the step.
+    over the noise level instead of the step; in later evaluations the bend stays what it was in the
+    first. There, cache-dit takes the slope between the newest guesses instead, and goes along it
+    all the way from the computed residual, so that guesses run away where many are in a row.
 
     Attributes:
         horizon: how many gaps between computed residuals the guess goes at most.
@@ -59,12 +62,24 @@ class FoCa(Predictor):
             return newest.value
         older = samples[-2]
         before, latest = (trail[-2], trail[-1]) if len(trail) > 1 else (older, newest)
-        gap, step = newest.sigma - older.sigma, latest.sigma - before.sigma
-        limit = abs(gap) * self.horizon
-        reach = min(max(sigma - newest.sigma, -limit), limit) / 2
-        computed, any_kind = reach / gap, reach / step if step else 0.0
-        values = [older.value, before.value, latest.value, newest.value]
-        return combine(values, [-computed, -any_kind, any_kind, 1 + computed])
+        moved = self._gaps(samples, sigma)
+        if latest.sigma != newest.sigma:
+            # The newest guess holds the bend.
+            rest = moved - self._gaps(samples, latest.sigma)
+            return combine([older.value, newest.value, latest.value], [-rest, rest, 1.0])
+        step = latest.sigma - before.sigma
+        bend = moved / 2 * (newest.sigma - older.sigma) / step if step else 0.0
+        straight = moved if not step else moved / 2
+        return combine(
+            [older.value, before.value, latest.value, newest.value],
+            [-straight, -bend, bend, 1 + straight],
+        )
+
+    def _gaps(self, samples: Sequence[Sample], sigma: float) -> float:
+        """How far `sigma` lies behind the newest sample, in gaps between the two newest."""
+        gap = samples[-1].sigma - samples[-2].sigma
+        moved = (sigma - samples[-1].sigma) / gap
+        return min(max(moved, -self.horizon), self.horizon)
 
 
 @dataclass(frozen=True, slots=True)

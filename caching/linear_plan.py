@@ -8,12 +8,13 @@ from typing import Any, ClassVar, Self
 from accel.errors import OptionError
 from accel.method import Binding, Claim, Method, Tunable, require_number
 from accel.sites import ModelSites
-from caching.fixed_steps import Interval, Planned
+from caching.fixed_steps import Planned, Spread
 from caching.predictor import Hold, Predictor, Weighted, require_predictor
 from caching.stack import StackCache, StackRule
 
 # Distilled models spend each of their few evaluations on a large change.
 _FEW = 8
+_LEAST_SHARE = 0.01
 Weights = tuple[tuple[int, tuple[float, ...]], ...]
 
 
@@ -31,11 +32,11 @@ class LinearPlan(Method):
 
     Attributes:
         compute: the evaluations that compute, counted from 0, which is always among them; None
-            computes all, or what `interval` says.
-        interval: evaluations from one computation to the next, from 1 up and not necessarily whole,
-            instead of `compute`, for any number of evaluations. The last one always computes, and
-            so does everything in schedules of up to 8.
-        first: with `interval`, how many evaluations compute at first.
+            computes all, or what `share` says.
+        share: how many of the evaluations compute, above 0 to 1, instead of `compute` and for any
+            number of them. The first and the last one always do, and all of up to 8.
+        power: how densely they lie at the start, with `share`: 1 spaces them evenly, above 1 the
+            gaps grow. The first evaluations decide what the picture shows.
         steps: evaluations of the generation that the plan is for, 1 or more, or None for any.
         weights: pairs (evaluation, weights) for skipped evaluations; the weights multiply the
             newest computed residuals, newest first.
@@ -47,8 +48,8 @@ class LinearPlan(Method):
     """
 
     compute: tuple[int, ...] | None = None
-    interval: float | None = None
-    first: int = 2
+    share: float | None = None
+    power: float = 2.0
     steps: int | None = None
     weights: Weights = ()
     predictor: Predictor = field(default=Hold())
@@ -56,13 +57,13 @@ class LinearPlan(Method):
     order: ClassVar[int] = 100
     claims: ClassVar[frozenset[Claim]] = frozenset({Claim.SKIPS_BLOCKS})
     source: ClassVar[str] = "https://github.com/vipshop/cache-dit (SCM), arXiv 2512.23258"
-    tunables: ClassVar[tuple[Tunable, ...]] = (Tunable("interval", 1.0, 6.0, "up"),)
+    tunables: ClassVar[tuple[Tunable, ...]] = (Tunable("share", 0.15, 1.0, "down"),)
 
     def __post_init__(self) -> None:
         if self.steps is not None:
             require_number(self, "steps", self.steps, low=1, whole=True)
         require_predictor(self, self.predictor)
-        self._check_interval()
+        self._check_share()
         for step in self.compute if self.compute is not None else (0,):
             require_number(self, "compute", step, low=0, high=self._last, whole=True)
         if self.compute is not None and 0 not in self.compute:
@@ -73,15 +74,15 @@ class LinearPlan(Method):
         for step, weights in self.weights:
             self._check_weights(step, weights)
 
-    def _check_interval(self) -> None:
-        require_number(self, "first", self.first, low=1, whole=True)
-        if self.interval is None:
+    def _check_share(self) -> None:
+        require_number(self, "power", self.power, low=1.0, high=10.0)
+        if self.share is None:
             return
-        require_number(self, "interval", self.interval, low=1.0)
+        require_number(self, "share", self.share, low=_LEAST_SHARE, high=1.0)
         if self.compute is not None or self.weights or self.steps is not None:
             raise OptionError(
-                "LinearPlan: interval is given beside compute, steps or weights; expected either "
-                "an interval for any number of evaluations or a plan for a known one."
+                "LinearPlan: share is given beside compute, steps or weights; expected either a "
+                "share of any number of evaluations or a plan for a known one."
             )
 
     def _check_weights(self, step: Any, weights: Sequence[Any]) -> None:
@@ -105,7 +106,7 @@ class LinearPlan(Method):
 
     def neutral(self) -> Self:
         """The plan that computes every step."""
-        return replace(self, compute=None, interval=None, weights=())
+        return replace(self, compute=None, share=None, weights=())
 
     def bind(self, model: ModelSites) -> Iterator[Binding]:
         """Yields the hooks of the stack.
@@ -114,22 +115,12 @@ class LinearPlan(Method):
             AccelUnsupportedError: if the model has no stack of blocks.
         """
         blocks = model.require_blocks("LinearPlan", 1)
-        if self.interval is not None:
-            rule = self._any_number(self.interval)
+        if self.share is not None:
+            spread = Spread(share=self.share, power=self.power)
+            rule = StackRule(policy=spread, predictor=self.predictor, min_steps=_FEW)
         else:
             rule = StackRule(policy=self._of_known_number(), predictor=self.predictor)
         yield from StackCache(rule, blocks).bind(model)
-
-    def _any_number(self, interval: float) -> StackRule:
-        policy = Interval(
-            every=interval,
-            warmup=self.first,
-            samples=self.predictor.depth,
-            at_age=lambda _: self.predictor,
-        )
-        return StackRule(
-            policy=policy, predictor=self.predictor, warmup=self.first, tail=1, min_steps=_FEW
-        )
 
     def _of_known_number(self) -> Planned:
         predictors = {step: Weighted(weights) for step, weights in self.weights}

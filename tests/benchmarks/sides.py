@@ -79,12 +79,12 @@ def _transformer(subject: Subject, pipe: Any) -> Iterator[Contender]:
 
 
 def _plans() -> Iterator[Contender]:
-    """Fixed steps: every n-th after the first ones, which change most."""
-    settings = [(FoCa(), n) for n in (1.5, 2, 2.5, 3, 3.5, 4, 5)]
-    settings += [(Newton(order=1), n) for n in (2, 3, 4)]
-    for predictor, interval in settings:
-        method = LinearPlan(interval=interval, first=3 if interval < 3 else 4, predictor=predictor)
-        yield _ours(method, type(predictor).__name__)
+    """A share of the steps, denser at the start or evenly spaced."""
+    for share in (0.7, 0.6, 0.5, 0.43, 0.36, 0.32, 0.25):
+        yield _ours(LinearPlan(share=share, predictor=FoCa()), "FoCa")
+    for share in (0.5, 0.36):
+        yield _ours(LinearPlan(share=share, predictor=Newton(order=1)), "Newton")
+        yield _ours(LinearPlan(share=share, power=1, predictor=FoCa()), "FoCa, even")
 
 
 def _stack_caches(calibrated: Callable[[Method], Any]) -> Iterator[Contender]:

@@ -81,6 +81,16 @@ def test_foca_without_a_trail_is_linear_and_holds_beyond_its_horizon() -> None:
     assert FoCa().predict(kept[:1], 0.1) is kept[0].value
 
 
+def test_the_bend_of_foca_stays_what_it_was_however_long_it_goes_on() -> None:
+    # Slope -4 between computed ones. In the first evaluation 0.25 * 4.5 instead of 0.25 * 4: 0.125.
+    kept = [Sample(1.0, Streams(torch.tensor([2.0]))), Sample(0.5, Streams(torch.tensor([4.0])))]
+    trail = [Sample(0.7, Streams(torch.tensor([3.0]))), kept[-1]]
+    for sigma in (0.25, 0.2, 0.1, 0.0):
+        value = FoCa().predict(kept, sigma, trail[-2:])
+        trail.append(Sample(sigma, value))
+        assert float(value.hidden) == pytest.approx(4 + 4 * (0.5 - sigma) + 0.125)
+
+
 def test_foca_sees_the_guesses_that_the_stack_cache_made() -> None:
     model = Chain(2, 3, 5)
     method = FirstBlockCache(

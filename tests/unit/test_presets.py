@@ -4,7 +4,7 @@ import pytest
 
 import accel
 from accel.presets import resolve
-from caching import DeepCache, FirstBlockCache
+from caching import DeepCache, FirstBlockCache, FoCa, LinearPlan
 from tests.tiny import CASES
 
 
@@ -20,7 +20,7 @@ def test_every_preset_resolves_to_methods():
 
 @pytest.mark.parametrize(
     ("case", "method"),
-    [("flux", FirstBlockCache), ("wan_two_stage", FirstBlockCache), ("sd15", DeepCache)],
+    [("flux", LinearPlan), ("wan_two_stage", LinearPlan), ("sd15", DeepCache)],
 )
 @pytest.mark.parametrize("preset", sorted(accel.presets()))
 def test_a_preset_is_a_method_for_the_kind_of_model(case, method, preset):
@@ -32,16 +32,16 @@ def test_a_preset_is_a_method_for_the_kind_of_model(case, method, preset):
 
 def test_presets_rank_from_slow_to_fast_on_both_kinds():
     chosen = [resolve((name,))[0] for name in ("quality", "balanced", "fast")]
-    thresholds = [each.suited(unet=False).threshold for each in chosen]
+    shares = [each.suited(unet=False).share for each in chosen]
     intervals = [each.suited(unet=True).interval for each in chosen]
-    assert thresholds == sorted(set(thresholds))
+    assert shares == sorted(set(shares), reverse=True)
     assert intervals == sorted(set(intervals))
 
 
 def test_a_choice_by_model_is_neutral_where_both_are():
     choice = resolve(())[0].neutral()
     assert choice.suited(unet=True).interval == 1
-    assert choice.suited(unet=False).threshold == 0
+    assert choice.suited(unet=False) == LinearPlan(predictor=FoCa())
     only = accel.Only(denoiser="unet", method=choice)
     assert only.suited(unet=True).method == choice.suited(unet=True)
 

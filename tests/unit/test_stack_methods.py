@@ -76,20 +76,21 @@ def test_a_plan_for_another_number_of_steps_computes_throughout_and_says_so() ->
 
 
 @pytest.mark.parametrize(
-    ("interval", "first", "pattern"),
+    ("share", "power", "pattern"),
     [
-        (3, 1, "crrcrrcrrcc"),
-        (2, 2, "ccrcrcrcrcrc"),
-        # 2 + 2.5, 5, 7.5 and 10, halves rounded up.
-        (2.5, 3, "cccrrcrcrrcrcc"),
-        (1.5, 1, "crccrccrcc"),
-        (1, 1, "cccccccccc"),
+        # 0, 27 / 16, 27 / 4, 243 / 16 and 27: 0, 2, 7, 15 and 27.
+        (5 / 28, 2, "crcrrrrcrrrrrrrcrrrrrrrrrrrc"),
+        # 0, 2.5, 5, 7.5 and 10, halves rounded to even.
+        (5 / 11, 1, "crcrrcrrcrc"),
+        # 0, 9 / 25, 36 / 25, 81 / 25, 144 / 25 and 9, the second right behind the first.
+        (0.6, 2, "ccccrrcrrc"),
+        (1, 2, "cccccccccc"),
     ],
 )
-def test_a_plan_at_an_interval_takes_any_number_of_steps(
-    interval: float, first: int, pattern: str
+def test_a_share_is_computed_of_any_number_of_steps(
+    share: float, power: float, pattern: str
 ) -> None:
-    started = Started(LinearPlan(interval=interval, first=first))
+    started = Started(LinearPlan(share=share, power=power))
     for _ in range(2):
         started.drive(*[1.0] * len(pattern))
         assert started.pattern == pattern
@@ -97,8 +98,18 @@ def test_a_plan_at_an_interval_takes_any_number_of_steps(
     assert started.pattern == "c" * 8
 
 
-def test_a_plan_at_an_interval_is_neutral_without_it() -> None:
-    assert LinearPlan(interval=3).neutral() == LinearPlan()
+def test_a_share_is_neutral_without_it() -> None:
+    assert LinearPlan(share=0.5).neutral() == LinearPlan()
+
+
+def test_a_share_of_an_unknown_number_of_steps_computes_and_says_so() -> None:
+    started = Started(LinearPlan(share=0.5))
+    with started.handle.generation():
+        for _ in range(3):
+            started.model(ones(1)[0])
+            started.handle.advance()
+    assert started.pattern == "ccc"
+    assert "number of evaluations unknown" in started.reasons
 
 
 def test_a_plan_without_a_number_of_steps_takes_any() -> None:
@@ -129,10 +140,11 @@ def test_a_plan_without_a_probe_computes_no_block_in_a_skipped_step() -> None:
         ({"steps": 4, "compute": (0, 2), "weights": ((1, ()),)}, "0 numbers"),
         ({"steps": 4, "compute": (0, 2), "weights": ((1, (math.nan,)),)}, "weights"),
         ({"steps": 4, "predictor": "hold"}, "predictor"),
-        ({"interval": 0.5}, "interval"),
-        ({"interval": 2, "first": 0}, "first"),
-        ({"interval": 2, "compute": (0, 2)}, "beside compute"),
-        ({"interval": 2, "steps": 9}, "beside compute"),
+        ({"share": 0.0}, "share"),
+        ({"share": 1.5}, "share"),
+        ({"share": 0.5, "power": 0.5}, "power"),
+        ({"share": 0.5, "compute": (0, 2)}, "beside compute"),
+        ({"share": 0.5, "steps": 9}, "beside compute"),
     ],
 )
 def test_a_bad_plan_is_refused(options: dict[str, Any], message: str) -> None:
