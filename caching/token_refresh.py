@@ -15,7 +15,7 @@ from torch import Tensor
 from accel.layers import Call
 from accel.method import Binding
 from accel.pointwise import mixing
-from accel.sites import ModelSites, Site, alike
+from accel.sites import ModelSites, Site, Streams, alike
 from accel.specs import TEMPORAL_NAMES
 from caching.outputs import Refreshed
 from caching.picture_tokens import Picture, Place, picture_of
@@ -60,16 +60,34 @@ class _Memory:
     """What is known of the tokens of a module's call: see the module's docstring.
 
     Attributes:
-        importance: [B, N].
-        computed: [B, N], the evaluation at which each was computed.
+        tokens: importance [B, N] and the evaluation at which each was computed [B, N]; None where
+            there is no room for them.
         changed: whether the importance is one of changes.
         mixing: why tokens of it cannot be computed alone, or None.
     """
 
-    importance: Tensor
-    computed: Tensor
+    tokens: Streams | None
     changed: bool
     mixing: str | None
+
+    @property
+    def importance(self) -> Tensor:
+        """[B, N]."""
+        assert self.tokens is not None, "those without tokens are forgotten"
+        return self.tokens.hidden
+
+    @property
+    def computed(self) -> Tensor:
+        """[B, N]."""
+        assert self.tokens is not None, "those without tokens are forgotten"
+        assert self.tokens.context is not None, "both are kept together"
+        return self.tokens.context
+
+    def keep(self, call: Call, number: int, importance: Tensor, computed: Tensor) -> None:
+        """Takes these up in place of the former, if there is room for them."""
+        self.tokens = None
+        tokens = Streams(importance, computed)
+        self.tokens = call.keep(tokens, f"tokens {number}", stays=True)
 
 
 @dataclass(slots=True)
@@ -81,9 +99,8 @@ class _Memories:
     @property
     def nbytes(self) -> int:
         """Bytes held between calls."""
-        return sum(
-            memory.importance.nbytes + memory.computed.nbytes for memory in self.calls.values()
-        )
+        kept = (memory.tokens for memory in self.calls.values())
+        return sum(tokens.nbytes for tokens in kept if tokens is not None)
 
 
 @dataclass(slots=True)
@@ -107,7 +124,7 @@ class _Choices:
     """The tokens chosen for a module's calls by the first branch of a step, by number."""
 
     step: int = -1
-    indices: dict[int, tuple[Place, Tensor]] = field(default_factory=dict)
+    indices: dict[int, tuple[Place, Streams]] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -159,11 +176,14 @@ class TokenRefresher:
         before = _value(slot.kept[-1]) if slot.kept else None
         if old is not None and before is not None and alike(before, output):
             size = _size(output.detach() - before) / _age(old.computed, call.step)
-            memory = _Memory(size, step, changed=True, mixing=old.mixing)
+            memory = _Memory(None, changed=True, mixing=old.mixing)
+            old.tokens = None
         else:
-            reason = mixing(call.site, call.args, call.kwargs)
-            memory = _Memory(_size(output.detach()), step, changed=False, mixing=reason)
-        calls[slot.number] = memory
+            size, reason = _size(output.detach()), mixing(call.site, call.args, call.kwargs)
+            memory = _Memory(None, changed=False, mixing=reason)
+        memory.keep(call, slot.number, size, step)
+        if memory.tokens is not None:
+            calls[slot.number] = memory
 
     def answer(self, call: Call, slot: Slot, kept: Kept) -> Refreshed:
         """The kept output with the tokens that matter most computed anew."""
@@ -180,26 +200,36 @@ class TokenRefresher:
             return Refreshed(slot.answer([kept], Hold(), kept.sigma), 0, place.length)
         if count == held.shape[1]:
             every = torch.arange(count, device=held.device).expand(len(held), -1)
-            output = self._renew(call, memory, held, every, call.proceed())
+            output = self._renew(call, slot.number, memory, held, every, call.proceed())
         else:
             chosen = self._chosen(call, slot.number, memory, place, count)
             indices = spread(chosen, len(held)) + place.start
             call.change(call.site.io.hidden, take(call.hidden, indices))
             # The number of tokens differs from layer to layer: each would be another graph.
-            output = self._renew(call, memory, held, indices, call.proceed_with(()))
+            values = call.proceed_with(())
+            output = self._renew(call, slot.number, memory, held, indices, values)
+        if memory.tokens is None:
+            del calls[slot.number]
         slot.renew(kept, output, call.keep)
         return Refreshed(output, count, place.length)
 
     def _renew(
-        self, call: Call, memory: _Memory, held: Tensor, indices: Tensor, values: Tensor
+        self,
+        call: Call,
+        number: int,
+        memory: _Memory,
+        held: Tensor,
+        indices: Tensor,
+        values: Tensor,
     ) -> Tensor:
         """The whole output; takes up the importance of the tokens that were computed."""
-        computed = memory.computed.gather(1, indices)
+        importance, computed = memory.importance, memory.computed
         if memory.changed:
             change = _size(values.detach() - take(held, indices))
-            size = change / _age(computed, call.step)
-            memory.importance = memory.importance.scatter(1, indices, size)
-        memory.computed = memory.computed.scatter(1, indices, float(call.step))
+            size = change / _age(computed.gather(1, indices), call.step)
+            importance = importance.scatter(1, indices, size)
+        computed = computed.scatter(1, indices, float(call.step))
+        memory.keep(call, number, importance, computed)
         return values if indices.shape[1] == held.shape[1] else put(held, indices, values)
 
     def _chosen(self, call: Call, number: int, memory: _Memory, place: Place, count: int) -> Tensor:
@@ -213,7 +243,7 @@ class TokenRefresher:
         known, indices = choices.indices.get(number, (None, None))
         shape = (rows // copies, count)
         if indices is not None and known == place and indices.shape == shape:
-            return indices.to(memory.importance.device)
+            return indices.hidden.to(memory.importance.device)
         rule = self.rule
         end = place.start + place.length
         importance = pooled(memory.importance[:, place.start : end], copies)
@@ -221,9 +251,12 @@ class TokenRefresher:
         scores = scored(importance, ages, interval=rule.interval, age_weight=rule.age_weight)
         if place.lattice is not None:
             scores = with_cell_bonus(scores, place.lattice, cell=rule.cell, bonus=rule.bonus)
-        indices = choose(scores, count, ages=ages, max_age=rule.max_age)
-        choices.indices[number] = (place, indices)
-        return indices
+        chosen = choose(scores, count, ages=ages, max_age=rule.max_age)
+        # Without room for it, every branch chooses for itself.
+        kept = call.keep(Streams(chosen), f"choice {number}", stays=True)
+        if kept is not None:
+            choices.indices[number] = (place, kept)
+        return chosen
 
     def _place(self, call: Call, calls: Mapping[int, _Memory], memory: _Memory) -> Place | None:
         """Where the picture's tokens are; None, after saying why, if the output is held whole."""
