@@ -20,8 +20,18 @@ class Nothing:
     nbytes = 0
 
 
+class Fixed(Policy):
+    """A policy that the step alone decides."""
+
+    __slots__ = ()
+
+    def new_state(self) -> Nothing:
+        """Nothing is remembered."""
+        return Nothing()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned(Policy):
+class Planned(Fixed):
     """Computes the evaluations in `compute`, all if None.
 
     Generations of another number of evaluations than `steps` compute throughout; None takes any.
@@ -45,10 +55,6 @@ class Planned(Policy):
     def depth(self) -> int:
         """What the longest of the predictors needs."""
         return max((predictor.depth for predictor in self.predictors.values()), default=1)
-
-    def new_state(self) -> Nothing:
-        """Nothing is remembered."""
-        return Nothing()
 
     def judge(self, state: Any, ask: Ask) -> Answer:  # noqa: ARG002 -- the step alone decides
         """Computes where the plan says so, or was made for another number of steps."""
@@ -79,7 +85,7 @@ def spread(steps: int, share: float, power: float) -> frozenset[int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread(Policy):
+class Spread(Fixed):
     """Computes a share of the evaluations, whatever their number, as `spread` places them."""
 
     share: float
@@ -92,10 +98,6 @@ class Spread(Policy):
         """With a share of 1 nothing is left out."""
         return self.share < 1
 
-    def new_state(self) -> Nothing:
-        """Nothing is remembered."""
-        return Nothing()
-
     def judge(self, state: Any, ask: Ask) -> Answer:  # noqa: ARG002 -- the step alone decides
         """Computes where the plan says so, or while the number of evaluations is unknown."""
         call = ask.call
@@ -105,7 +107,7 @@ class Spread(Policy):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval(Policy):
+class Interval(Fixed):
     """Computes every `every`-th evaluation, counted from the last one of the warm-up.
 
     `at_age` gives the predictor of an evaluation that lies so many behind a computed one.
@@ -127,10 +129,6 @@ class Interval(Policy):
     def depth(self) -> int:
         """What its predictors need."""
         return self.samples
-
-    def new_state(self) -> Nothing:
-        """Nothing is remembered."""
-        return Nothing()
 
     def judge(self, state: Any, ask: Ask) -> Answer:  # noqa: ARG002 -- the step alone decides
         """Computes where the interval is over."""

@@ -9,6 +9,7 @@ from accel import specs
 from accel.errors import AccelUnsupportedError
 from accel.models import find_denoisers, find_spec, known_sites
 from accel.sites import Kind
+from tests.coverage.entries import ENTRIES
 from tests.tiny import CASES, DENOISERS
 
 
@@ -205,20 +206,7 @@ def test_attention_over_frames_is_told_from_attention_over_pictures(cls, blocks,
 
 
 def test_attention_over_frames_is_told_from_attention_over_a_picture():
-    from diffusers import LatteTransformer3DModel
-
-    module = LatteTransformer3DModel(
-        num_attention_heads=2,
-        attention_head_dim=8,
-        in_channels=4,
-        num_layers=2,
-        cross_attention_dim=16,
-        sample_size=8,
-        patch_size=2,
-        norm_type="ada_norm_single",
-        caption_channels=16,
-        video_length=2,
-    )
+    module = ENTRIES["LatteTransformer3DModel"].make()
     sites = known_sites(module, find_spec(module))
-    assert (len(sites.attention), len(sites.temporal), len(sites.cross)) == (2, 2, 2)
-    assert len(sites.mlp) == 4
+    assert (len(sites.attention), len(sites.temporal), len(sites.cross)) == (3, 3, 3)
+    assert len(sites.mlp) == 6

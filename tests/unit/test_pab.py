@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from diffusers import LatteTransformer3DModel, UNetMotionModel
+from diffusers import UNetMotionModel
 
 import accel
 from caching import PAB
+from tests.coverage.entries import ENTRIES
 from tests.tiny import CASES
 from tests.tiny.models import shaken
 from tests.unit.toys import Adding, Tower, drive, ones, probed
@@ -78,21 +79,8 @@ def test_a_run_that_starts_late_is_held_at_the_same_places_as_a_whole_one():
 
 
 def latte():
-    model = LatteTransformer3DModel(
-        num_attention_heads=2,
-        attention_head_dim=8,
-        in_channels=4,
-        out_channels=4,
-        num_layers=2,
-        cross_attention_dim=16,
-        sample_size=8,
-        patch_size=2,
-        norm_type="ada_norm_single",
-        caption_channels=16,
-        video_length=2,
-    )
-    inputs = (torch.randn(1, 4, 2, 8, 8), torch.tensor([500]), torch.randn(1, 5, 16))
-    return shaken(model), inputs
+    entry = ENTRIES["LatteTransformer3DModel"]
+    return entry.make(), entry.inputs()
 
 
 def motion():
@@ -107,7 +95,11 @@ def motion():
         motion_num_attention_heads=2,
         norm_num_groups=4,
     )
-    inputs = (torch.randn(1, 4, 2, 8, 8), torch.tensor([500]), torch.randn(2, 5, 16))
+    inputs = {
+        "sample": torch.randn(1, 4, 2, 8, 8),
+        "timestep": torch.tensor([500]),
+        "encoder_hidden_states": torch.randn(2, 5, 16),
+    }
     return shaken(model), inputs
 
 
@@ -119,7 +111,7 @@ def test_temporal_attention_of_video_models_is_held_the_longer(make):
     assert all((sites.attention, sites.temporal, sites.cross))
     with torch.no_grad(), handle.generation(5):
         for _ in range(5):
-            model(*inputs)
+            model(**inputs)
             handle.advance()
     spatial, temporal, cross = map(len, (sites.attention, sites.temporal, sites.cross))
     ran = [decision.modules_run for decision in handle.report.decisions]
