@@ -4,7 +4,7 @@ The one format between the plans, which choose, and the backends, which compute.
 """
 
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -147,7 +147,7 @@ class TileList:
 
     def to(self, device: torch.device | str) -> Self:
         """The same list on another device."""
-        moved = {
+        moved: dict[str, Any] = {
             field.name: value.to(device)
             for field in fields(self)
             if isinstance(value := getattr(self, field.name), Tensor)
