@@ -13,7 +13,8 @@ from accel.layers import Call
 from accel.method import Binding
 from accel.sites import Site, Streams
 from caching.measure import relative_change
-from caching.policy import Answer, Ask, Policy
+from caching.policy import Answer, Ask
+from caching.threshold import Steering, ThresholdPolicy
 
 _TOKENS = 64
 _SHARE = 10
@@ -23,6 +24,7 @@ _SHARE = 10
 class SketchState:
     """Some tokens of every block's output, and how much they changed between computed calls."""
 
+    steering: Steering
     sketches: dict[str, Streams] = field(default_factory=dict)
     changes: list[Tensor] = field(default_factory=list)
     # Evaluations that may still be reused, and the first one that may not.
@@ -36,23 +38,16 @@ class SketchState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockChange(Policy):
+class BlockChange(ThresholdPolicy):
     """Mean over the blocks of mean|h - h_last| / mean|h_last|."""
 
-    threshold: float
     reuse: int | None
 
     measures: ClassVar[bool] = True
-    idle: ClassVar[str] = "threshold 0"
-
-    @property
-    def engages(self) -> bool:
-        """At threshold 0 nothing is ever below it."""
-        return self.threshold > 0
 
     def new_state(self) -> SketchState:
         """Nothing seen yet."""
-        return SketchState()
+        return SketchState(Steering(self.target_error))
 
     def judge(self, state: SketchState, ask: Ask) -> Answer:
         """Tests once after a computed call, then counts."""
@@ -64,13 +59,13 @@ class BlockChange(Policy):
             return Answer(reuse=True, reason="blocks had stopped changing")
         if not state.changes:
             return Answer(reuse=False, reason="due for a test")
-        value = self._measure(state, ask)
+        value, limit = self._measure(state, ask), self.limit(state)
         if not math.isfinite(value):
             return Answer(reuse=False, reason="non-finite", value=value, firm=True, chosen=False)
-        if value >= self.threshold:
-            return Answer(reuse=False, reason=f"change at least {self.threshold:g}", value=value)
+        if value >= limit:
+            return Answer(reuse=False, reason=f"change at least {limit:g}", value=value)
         self._begin(state, call)
-        return Answer(reuse=True, reason=f"change below {self.threshold:g}", value=value)
+        return Answer(reuse=True, reason=f"change below {limit:g}", value=value)
 
     def decided(self, state: SketchState, ask: Ask, *, reuse: bool) -> None:  # noqa: ARG002 -- counts alone
         """A computed call is tested afresh, and one that a guard had computed ends the run."""
@@ -99,7 +94,7 @@ class BlockChange(Policy):
 
     def _measure(self, state: SketchState, ask: Ask) -> float:
         change, finite = torch.stack(state.changes).mean(), ask.finite()
-        return float(change if finite is None else change + finite * 0)
+        return state.steering.read(change if finite is None else change + finite * 0)
 
     def _begin(self, state: SketchState, call: Call) -> None:
         steps = call.num_steps

@@ -1,22 +1,23 @@
 """BWCache: reuse for some steps once all blocks have stopped changing."""
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar
 
 from accel.method import Tunable, require_number
 from caching.block_change import BlockChange
 from caching.learning import Learnt
-from caching.stack_method import StackMethod
+from caching.stack_method import ThresholdMethod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BWCache(StackMethod):
+class BWCache(ThresholdMethod):
     """Compares every block's output with the one before; below `threshold`, reuses for a while.
 
     After a computed evaluation, the relative L1 changes of all blocks' outputs since the last
     computed one are averaged. If that is below `threshold`, the next `reuse` evaluations reuse the
     stack's residual, then one computes and is compared again. Once reuse has begun with m
-    evaluations left, it ends after m / 2 of them. `StackMethod` explains the other options.
+    evaluations left, it ends after m / 2 of them. `StackMethod` and `ThresholdMethod` explain the
+    other options.
 
     Source: BWCache (arXiv 2509.13789); threshold 0.15 and a tenth of the evaluations are its
     defaults. Departures: 64 evenly spaced tokens of every block are compared instead of all, so
@@ -41,15 +42,12 @@ class BWCache(StackMethod):
     tunables: ClassVar[tuple[Tunable, ...]] = (Tunable("threshold", 0.0, 0.5, "up"),)
 
     def __post_init__(self) -> None:
-        StackMethod.__post_init__(self)
-        require_number(self, "threshold", self.threshold, low=0.0)
+        ThresholdMethod.__post_init__(self)
         if self.reuse is not None:
             require_number(self, "reuse", self.reuse, low=1, whole=True)
 
-    def neutral(self) -> Self:
-        """The cache that never reuses."""
-        return replace(self, threshold=0.0)
-
     def policy(self, learnt: Learnt) -> BlockChange:  # noqa: ARG002 -- every generation is new
         """The mean change of the blocks."""
-        return BlockChange(threshold=self.threshold, reuse=self.reuse)
+        return BlockChange(
+            threshold=self.threshold, target_error=self.target_error, reuse=self.reuse
+        )

@@ -7,16 +7,17 @@ from accel.errors import OptionError
 from accel.method import Tunable, require_number
 from caching.learning import Learnt
 from caching.residual_change import ResidualChange
-from caching.stack_method import StackMethod
+from caching.stack_method import ThresholdMethod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FirstBlockCache(StackMethod):
+class FirstBlockCache(ThresholdMethod):
     """Runs the first block; reuses the rest while its residual is close to the last computed one.
 
     The test is mean|r - r_last| / mean|r_last| < `threshold`, with r the first block's output minus
     its input. A reused step adds the kept residual of all further blocks, for both streams of
-    two-stream blocks. `StackMethod` explains the options that are not listed here.
+    two-stream blocks. `StackMethod` and `ThresholdMethod` explain the options that are not listed
+    here.
 
     Source: ParaAttention's first block cache, after TeaCache (arXiv 2411.19108). Departures:
     warm-up, tail, streak and minimum-step guards; state per guidance branch; the worst sample of a
@@ -26,9 +27,6 @@ class FirstBlockCache(StackMethod):
         threshold: largest relative change at which work is reused, from 0 (never; bit-identical)
             up; 0.05 to 0.3 is usual.
         batch: "worst" lets the sample that changed most decide, "mean" the mean over the batch.
-        target_error: relative error at which reuse aims, or None to keep the threshold. Wherever
-            a computed call follows reuse, what would have been predicted is compared with the
-            truth, and the threshold moves towards the wanted error, by at most 8 times either way.
         branches: pairs (guidance branch, threshold) for branches with thresholds of their own, by
             the names that the report shows; with `joint`, the first branch of a step decides.
 
@@ -38,23 +36,19 @@ class FirstBlockCache(StackMethod):
 
     threshold: float = 0.08
     batch: str = "worst"
-    target_error: float | None = None
     branches: tuple[tuple[str, float], ...] = ()
 
     source: ClassVar[str] = "https://github.com/chengzeyi/ParaAttention, after arXiv 2411.19108"
     tunables: ClassVar[tuple[Tunable, ...]] = (Tunable("threshold", 0.0, 0.5, "up"),)
 
     def __post_init__(self) -> None:
-        StackMethod.__post_init__(self)
-        require_number(self, "threshold", self.threshold, low=0.0)
+        ThresholdMethod.__post_init__(self)
         for _, threshold in self.branches:
             require_number(self, "branches", threshold, low=0.0)
         if self.batch not in ("worst", "mean"):
             raise OptionError(
                 f"{type(self).__name__}: batch is {self.batch!r}; expected 'worst' or 'mean'."
             )
-        if self.target_error is not None:
-            require_number(self, "target_error", self.target_error, low=1e-6)
 
     def neutral(self) -> Self:
         """The cache that never reuses."""

@@ -9,17 +9,18 @@ from accel.errors import OptionError
 from accel.method import Tunable, require_number
 from caching.learning import Learnt
 from caching.magnitude_drift import MagnitudeDrift, curve
-from caching.stack_method import StackMethod, Watcher
+from caching.stack_method import ThresholdMethod, Watcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MagCache(StackMethod):
+class MagCache(ThresholdMethod):
     """Adds up how far the magnitude of the kept residual is off, and computes at `threshold`.
 
     A model's residuals shrink from one evaluation to the next in a way that hardly depends on the
     prompt. With a = the product of the shrinkages since the last computed evaluation, every
     evaluation adds |1 - a|; the sum is compared. Nothing is measured while generating, so nothing
-    waits for the device. `StackMethod` explains the other options.
+    waits for the device, unless `target_error` has the observed errors read. `StackMethod` and
+    `ThresholdMethod` explain the other options.
 
     Source: MagCache (arXiv 2506.09045); threshold 0.06, streak 3 and retention 0.2 are its
     defaults. Departures: the magnitudes are learnt on this very model, by `accel.calibrate` or
@@ -47,8 +48,7 @@ class MagCache(StackMethod):
     tunables: ClassVar[tuple[Tunable, ...]] = (Tunable("threshold", 0.0, 0.5, "up"),)
 
     def __post_init__(self) -> None:
-        StackMethod.__post_init__(self)
-        require_number(self, "threshold", self.threshold, low=0.0)
+        ThresholdMethod.__post_init__(self)
         require_number(self, "retention", self.retention, low=0.0, high=1.0)
         levels = [level for level, _ in self.magnitudes or ((1.0, 0.0), (0.0, 0.0))]
         if len(levels) < 2 or sorted(set(levels), reverse=True) != levels:  # noqa: PLR2004 -- one point is no curve
@@ -57,14 +57,11 @@ class MagCache(StackMethod):
                 "below the one before."
             )
 
-    def neutral(self) -> Self:
-        """The cache that never reuses."""
-        return replace(self, threshold=0.0)
-
     def policy(self, learnt: Learnt) -> MagnitudeDrift:
         """The sum of the magnitude's errors."""
         return MagnitudeDrift(
             threshold=self.threshold,
+            target_error=self.target_error,
             retention=self.retention,
             magnitudes=self.magnitudes,
             learnt=learnt,

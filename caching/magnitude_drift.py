@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +12,8 @@ from accel.layers import Call
 from accel.sites import Streams
 from caching.learning import Learnt, Lesson
 from caching.measure import place
-from caching.policy import Answer, Ask, Policy
+from caching.policy import Answer, Ask
+from caching.threshold import Steering, ThresholdPolicy
 
 Curve = tuple[tuple[float, float], ...]
 
@@ -24,6 +24,7 @@ _FEWEST = 2
 class DriftState:
     """How far the kept residual's magnitude is off, and what the last evaluation was."""
 
+    steering: Steering
     lesson: Lesson = field(default_factory=Lesson)
     # The length of every token's residual [B, N] at the last computed evaluation, while learning.
     lengths: Streams | None = None
@@ -38,24 +39,16 @@ class DriftState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MagnitudeDrift(Policy):
+class MagnitudeDrift(ThresholdPolicy):
     """Sums |1 - magnitude now / magnitude when computed|."""
 
-    threshold: float
     retention: float
     magnitudes: Curve | None
     learnt: Learnt
 
-    idle: ClassVar[str] = "threshold 0"
-
-    @property
-    def engages(self) -> bool:
-        """At threshold 0 nothing is ever below it."""
-        return self.threshold > 0
-
     def new_state(self) -> DriftState:
         """Nothing computed yet."""
-        return DriftState()
+        return DriftState(Steering(self.target_error))
 
     def judge(self, state: DriftState, ask: Ask) -> Answer:
         """Adds this evaluation's error of magnitude."""
@@ -69,11 +62,13 @@ class MagnitudeDrift(Policy):
             return Answer(reuse=False, reason="retention", firm=True, chosen=False)
         ratio = state.ratio * math.exp(at(known, place(call)) - at(known, state.level))
         error = state.error + abs(1 - ratio)
-        if error > self.threshold:
-            reason = f"drift above {self.threshold:g}"
+        state.steering.settle()
+        limit = self.limit(state)
+        if error > limit:
+            reason = f"drift above {limit:g}"
             return Answer(reuse=False, reason=reason, value=error)
         state.ratio, state.error = ratio, error
-        return Answer(reuse=True, reason=f"drift within {self.threshold:g}", value=error)
+        return Answer(reuse=True, reason=f"drift within {limit:g}", value=error)
 
     def decided(self, state: DriftState, ask: Ask, *, reuse: bool) -> None:
         """A computed evaluation starts the sum anew."""

@@ -13,7 +13,8 @@ from accel.sites import Streams
 from caching.learning import Learnt, Lesson
 from caching.measure import place, relative_change
 from caching.modulation import modulated_input
-from caching.policy import Answer, Ask, Policy
+from caching.policy import Answer, Ask
+from caching.threshold import Steering, ThresholdPolicy
 
 Polynomial = tuple[tuple[float, ...], tuple[float, float]]
 
@@ -29,6 +30,7 @@ _CALIBRATING = Answer(
 class SumState:
     """The last evaluation's input and, while learning, its residual."""
 
+    steering: Steering
     lesson: Lesson = field(default_factory=Lesson)
     signal: Streams | None = None
     fresh: Tensor | None = None
@@ -43,24 +45,17 @@ class SumState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModulatedChange(Policy):
+class ModulatedChange(ThresholdPolicy):
     """Sums polynomial(change of the modulated input) since the last computed evaluation."""
 
-    threshold: float
     known: Polynomial | None
     learnt: Learnt
 
     measures: ClassVar[bool] = True
-    idle: ClassVar[str] = "threshold 0"
-
-    @property
-    def engages(self) -> bool:
-        """At threshold 0 nothing is ever below it."""
-        return self.threshold > 0
 
     def new_state(self) -> SumState:
         """Nothing seen yet."""
-        return SumState()
+        return SumState(Steering(self.target_error))
 
     def judge(self, state: SumState, ask: Ask) -> Answer:
         """Adds this evaluation's estimated change; the one place that waits for the device."""
@@ -69,14 +64,15 @@ class ModulatedChange(Policy):
         if polynomial is None or change is None:
             return _CALIBRATING
         finite = ask.finite()
-        value = float(change if finite is None else change + finite.to(change.dtype) * 0)
+        change = change if finite is None else change + finite.to(change.dtype) * 0
+        value, limit = state.steering.read(change), self.limit(state)
         if not math.isfinite(value):
             return Answer(reuse=False, reason="non-finite", value=value, firm=True, chosen=False)
         total = state.total + estimate(polynomial, value)
-        if total < self.threshold:
+        if total < limit:
             state.total = total
-            return Answer(reuse=True, reason=f"sum below {self.threshold:g}", value=total)
-        return Answer(reuse=False, reason=f"sum at least {self.threshold:g}", value=total)
+            return Answer(reuse=True, reason=f"sum below {limit:g}", value=total)
+        return Answer(reuse=False, reason=f"sum at least {limit:g}", value=total)
 
     def decided(self, state: SumState, ask: Ask, *, reuse: bool) -> None:
         """The next evaluation is compared with this one, whatever it does."""

@@ -10,23 +10,18 @@ from torch import Tensor
 
 from accel.sites import Streams
 from caching.measure import l1_norm
-from caching.policy import Answer, Ask, Policy
-
-# A single check says little, so a step towards the wanted error is damped and bounded.
-_GAIN = 0.5
-_MOST_STEP = 2.0
-_MOST_AWAY = 8.0
+from caching.policy import Answer, Ask
+from caching.threshold import Steering, ThresholdPolicy
 
 
 @dataclass(slots=True)
 class ProbeState:
     """The residual of the head blocks at the last computed call."""
 
+    steering: Steering
     probe: Streams | None = None
     # What a change of the probe is relative to; NaN where a kept residual is not finite.
     scale: Tensor | None = None
-    error: Tensor | None = None
-    factor: float = 1.0
 
     @property
     def nbytes(self) -> int:
@@ -35,21 +30,14 @@ class ProbeState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResidualChange(Policy):
-    """mean|r - r_last| / mean|r_last| < `threshold`, with r what the head blocks added.
-
-    With `target_error`, the threshold is multiplied after every check by
-    (target_error / error) ** 0.5, within a factor 2 at once and 8 in all.
-    """
+class ResidualChange(ThresholdPolicy):
+    """mean|r - r_last| / mean|r_last| < `threshold`, with r what the head blocks added."""
 
     blocks: int
-    threshold: float
     batch: str
     branches: Mapping[str, float] = field(default_factory=dict)
-    target_error: float | None = None
 
     measures: ClassVar[bool] = True
-    idle: ClassVar[str] = "threshold 0"
 
     @property
     def head(self) -> int:
@@ -63,7 +51,7 @@ class ResidualChange(Policy):
 
     def new_state(self) -> ProbeState:
         """Nothing to compare with yet."""
-        return ProbeState()
+        return ProbeState(Steering(self.target_error))
 
     def judge(self, state: ProbeState, ask: Ask) -> Answer:
         """Compares with the last computed call; the one place that waits for the device."""
@@ -87,11 +75,6 @@ class ResidualChange(Policy):
             if ask.change is not None:
                 state.probe = ask.call.keep(Streams(ask.change), "change", stays=True)
 
-    def missed(self, state: ProbeState, error: Tensor) -> None:
-        """The next measurement reads the error along with its own number."""
-        if self.target_error is not None:
-            state.error = error
-
     def _measure(
         self, state: ProbeState, kept: Tensor, change: Tensor, ask: Ask
     ) -> tuple[float, float]:
@@ -100,15 +83,8 @@ class ResidualChange(Policy):
         if state.scale is None:
             state.scale = _scale(kept, ask.finite(), samplewise=worst)
         value = (l1_norm(change - kept, samplewise=worst) / state.scale).max()
-        if state.error is None or self.target_error is None:
-            return float(value), threshold * state.factor
-        number, error = torch.stack((value, state.error.to(value.dtype))).tolist()
-        state.error = None
-        if error > 0 and math.isfinite(error):
-            step = (self.target_error / error) ** _GAIN
-            wanted = state.factor * min(max(step, 1 / _MOST_STEP), _MOST_STEP)
-            state.factor = min(max(wanted, 1 / _MOST_AWAY), _MOST_AWAY)
-        return number, threshold * state.factor
+        number = state.steering.read(value)
+        return number, threshold * state.steering.factor
 
 
 def _scale(old: Tensor, finite: Tensor | None, *, samplewise: bool) -> Tensor:

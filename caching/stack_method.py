@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 from accel.errors import AccelUnsupportedError, OptionError
@@ -88,6 +88,31 @@ class StackMethod(Method):
             joint=self.joint,
         )
         yield from StackCache(rule, model.require_blocks(type(self).__name__, needed)).bind(model)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThresholdMethod(StackMethod):
+    """A stack cache that reuses below a threshold; a subclass says of what.
+
+    Attributes:
+        threshold: where to compute, from 0 (always; bit-identical) up.
+        target_error: relative error at which reuse aims, or None to keep the threshold. Wherever
+            a computed call follows reuse, what would have been predicted is compared with the
+            truth, and the threshold moves towards the wanted error, by at most 8 times either way.
+    """
+
+    threshold: float = 0.1
+    target_error: float | None = None
+
+    def __post_init__(self) -> None:
+        StackMethod.__post_init__(self)
+        require_number(self, "threshold", self.threshold, low=0.0)
+        if self.target_error is not None:
+            require_number(self, "target_error", self.target_error, low=1e-6)
+
+    def neutral(self) -> Self:
+        """The cache that never reuses."""
+        return replace(self, threshold=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,16 +10,17 @@ from accel.errors import OptionError
 from accel.method import Tunable, require_number
 from caching.learning import Learnt
 from caching.modulated_change import ModulatedChange, fit
-from caching.stack_method import StackMethod, Watcher
+from caching.stack_method import ThresholdMethod, Watcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TeaCache(StackMethod):
+class TeaCache(ThresholdMethod):
     """Adds up how much the stack's residual should have changed, and computes at `threshold`.
 
     The relative L1 change of the first block's modulated input between successive evaluations,
     put through a polynomial of degree 4, estimates the relative change of the residual; its sum
-    since the last computed evaluation is compared. `StackMethod` explains the other options.
+    since the last computed evaluation is compared. `StackMethod` and `ThresholdMethod` explain the
+    other options.
 
     Source: TeaCache (arXiv 2411.19108), whose code computes the first and the last evaluation.
     Departures: the polynomial is fitted on this very model, by `accel.calibrate` or else in the
@@ -48,8 +49,7 @@ class TeaCache(StackMethod):
     tunables: ClassVar[tuple[Tunable, ...]] = (Tunable("threshold", 0.0, 1.0, "up"),)
 
     def __post_init__(self) -> None:
-        StackMethod.__post_init__(self)
-        require_number(self, "threshold", self.threshold, low=0.0)
+        ThresholdMethod.__post_init__(self)
         if self.coefficients == ():
             raise OptionError("TeaCache: coefficients is empty; give some, or None to learn them.")
         for number in self.coefficients or ():
@@ -57,15 +57,13 @@ class TeaCache(StackMethod):
         for number in self.limits or ():
             require_number(self, "limits", number, low=0.0)
 
-    def neutral(self) -> Self:
-        """The cache that never reuses."""
-        return replace(self, threshold=0.0)
-
     def policy(self, learnt: Learnt) -> ModulatedChange:
         """The sum of estimated changes."""
         limits = self.limits or (0.0, math.inf)
         known = None if self.coefficients is None else (self.coefficients, limits)
-        return ModulatedChange(threshold=self.threshold, known=known, learnt=learnt)
+        return ModulatedChange(
+            threshold=self.threshold, target_error=self.target_error, known=known, learnt=learnt
+        )
 
     def learning(self) -> tuple[Watcher, Callable[[], Self]]:
         """A look at how input and residual change, and the polynomial that fits it."""

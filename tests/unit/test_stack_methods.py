@@ -1,5 +1,6 @@
 """TeaCache, MagCache, BWCache and fixed plans on chains of blocks computed by hand."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -317,6 +318,54 @@ def test_observed_errors_move_the_threshold_towards_the_wanted_error() -> None:
     assert started.reasons[3] == "change below 1"
 
 
+FALLING = tuple((float(-k), k * math.log(0.9)) for k in range(20))
+STEERED = [
+    # Held 29, true 58 where the step after a reused one is computed: an error of 0.5 again.
+    (
+        TeaCache(
+            threshold=2.0, coefficients=IDENTITY, target_error=0.125, **OPEN | {"max_streak": 1}
+        ),
+        [1, 2, 2, 2],
+        "sum below 1",
+    ),
+    (
+        MagCache(
+            threshold=0.3,
+            retention=0.0,
+            magnitudes=FALLING,
+            target_error=0.125,
+            **OPEN | {"max_streak": 1},
+        ),
+        [1, 2, 2, 2],
+        "drift within 0.15",
+    ),
+    # The test after the reused step 2 finds outputs doubled, a change of 1.
+    (
+        BWCache(threshold=2.0, reuse=1, target_error=0.125, **OPEN),
+        [1, 1, 1, 2, 2, 2, 2, 2],
+        "change at least 1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("method", "inputs", "reason"), STEERED)
+def test_every_threshold_can_be_steered(method: Any, inputs: list[float], reason: str) -> None:
+    started = Started(method)
+    started.drive(*inputs)
+    assert reason in started.reasons
+    # What is not steered keeps its threshold.
+    fixed = Started(dataclasses.replace(method, target_error=None))
+    fixed.drive(*inputs)
+    assert reason not in fixed.reasons
+
+
+def test_an_error_of_nothing_leaves_the_threshold_alone() -> None:
+    options = {**OPEN, "max_streak": 1}
+    started = Started(FirstBlockCache(threshold=2.0, target_error=0.125, **options))
+    started.drive(1, 1, 1, 1)
+    assert started.reasons[3] == "change below 2"
+
+
 def test_a_steered_threshold_stays_within_eight_times() -> None:
     options = {**OPEN, "max_streak": 1}
     started = Started(FirstBlockCache(threshold=0.8, target_error=100.0, **options))
@@ -336,6 +385,7 @@ NEEDS_POSITIVE = [
     (BWCache, {"threshold": "x"}, "threshold"),
     (BWCache, {"reuse": 0}, "reuse"),
     (FirstBlockCache, {"target_error": 0.0}, "target_error"),
+    (MagCache, {"target_error": math.nan}, "target_error"),
 ]
 
 
