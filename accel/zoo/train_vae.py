@@ -65,14 +65,16 @@ def train(minutes: float, seed: int = 0) -> "AutoencoderKL":
     return normalised(vae, grammar, rng)
 
 
-def fit(vae: Any, images: Callable[[int], Tensor], minutes: float) -> None:
+def fit(
+    vae: Any, images: Callable[[int], Tensor], minutes: float, peak_lr: float = PEAK_LR
+) -> None:
     """Train `vae` in place on `images` of each step, in -1..1, for `minutes` of wall clock."""
     vae.train()
-    optimizer = torch.optim.AdamW(vae.parameters(), lr=PEAK_LR, betas=(0.9, 0.98))
+    optimizer = torch.optim.AdamW(vae.parameters(), lr=peak_lr, betas=(0.9, 0.98))
     started, step, spent = time.monotonic(), 0, 0.0
     while spent < 1.0:
         for group in optimizer.param_groups:
-            group["lr"] = PEAK_LR * min(1.0, (step + 1) / WARMUP_STEPS) * (1 - spent)
+            group["lr"] = peak_lr * min(1.0, (step + 1) / WARMUP_STEPS) * (1 - spent)
         with torch.autocast("cpu", torch.bfloat16):
             loss = vae_loss(vae, images(step))
         optimizer.zero_grad()

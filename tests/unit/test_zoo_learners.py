@@ -177,7 +177,8 @@ def test_autoencoders_are_trained_once_and_then_kept(
 ) -> None:
     for module in (image_vae, video_vae):
         monkeypatch.setattr(module, "MINUTES", 1e-4)
-        monkeypatch.setattr(module, "BATCH", 1)
+    monkeypatch.setattr(image_vae, "BATCH", 1)
+    monkeypatch.setattr(video_vae, "FIRST", 1)
     monkeypatch.setattr(video_vae, "MEASURED", 2)
     for module in (image_vae, video_vae):
         out = tmp_path / module.__name__
@@ -189,6 +190,23 @@ def test_autoencoders_are_trained_once_and_then_kept(
         ):
             pairs = zip(first.parameters(), again.parameters(), strict=True)
             assert all(torch.equal(*pair) for pair in pairs)
+
+
+@pytest.mark.usefixtures("drawn_garments")
+def test_windows_of_clips_show_something_at_every_length_and_size() -> None:
+    windows = video_vae.Windows(0)
+    batches = [windows.batch(step) for step in range(4)]
+    # Every fourth batch is whole clips at half their sides, which are as large as a window.
+    assert [tuple(batch.shape) for batch in batches] == [
+        (4, 3, 5, 32, 32),
+        (2, 3, 9, 32, 32),
+        (1, 3, 17, 32, 32),
+        (4, 3, 5, 32, 32),
+    ]
+    for batch in batches:
+        assert float(batch.min()) >= -1
+        assert float(batch.max()) <= 1
+        assert float(batch.std()) > 0.05
 
 
 def test_what_ignores_the_shift_gets_a_scale_of_mean_square_one(vae: Any) -> None:
