@@ -18,6 +18,9 @@ from torch import Tensor
 from accel.copies import Overlay
 
 _LARGEST_ANGLE = math.pi / 2
+# Pipelines hand timesteps on as they are, or as shares of the trained ones, maybe in bfloat16.
+_SCALES = (1.0, 1e-3)
+_ROUNDED = 4e-3
 
 
 class Clock:
@@ -74,19 +77,32 @@ class Clock:
             return None
         return max(0.0, 1 - self.step / self.num_steps)
 
-    def settle(self) -> None:
-        """Fixes the number of evaluations; called at the first one.
+    def settle(self, timestep: Any = None) -> None:
+        """Fixes the number of evaluations and the first one's place; called at the first one.
 
-        Only then has the pipeline cut its schedule. An image-to-image run starts late: pipelines
-        tell by the scheduler's begin index or by their own count of timesteps.
+        Only then has the pipeline cut its schedule: at its start (image-to-image) or at its end
+        (a base model before a refiner). Pipelines tell how much is left by their own count of
+        timesteps, and where it begins by the scheduler's begin index; where that is not set, the
+        first timestep decides, which is read only in this case.
+
+        Args:
+            timestep: what the denoiser is told, scaled or not, if it is known.
         """
         if self.step or not self._sigmas:
             return
-        total = len(self._sigmas)
+        total, late = len(self._sigmas), self._begin_index()
         told = self._known_num_steps()
-        late = self._begin_index() or 0
-        self.num_steps = told if told is not None and 0 < told <= total else total - late
-        self._offset = total - self.num_steps
+        left = told if told is not None and 0 < told <= total else total - (late or 0)
+        if late is None and left < total:
+            late = 0 if self._is_first(timestep) else total - left
+        self.num_steps, self._offset = left, late or 0
+
+    def _is_first(self, timestep: Any) -> bool:
+        first = self.scheduler.timesteps[0]
+        if timestep is None or not float(first):
+            return False
+        ratio = float(torch.as_tensor(timestep).flatten()[0]) / float(first)
+        return any(math.isclose(ratio, scale, rel_tol=_ROUNDED) for scale in _SCALES)
 
     def watch(self, scheduler: Any, stack: ExitStack) -> None:
         """Wraps `set_timesteps` and `step` of this scheduler until the stack closes."""

@@ -86,7 +86,7 @@ class Generation:
 
     def enter(self, call: Call) -> None:
         """Finds out the branch of a denoiser call."""
-        self.clock.settle()
+        self.clock.settle(call.argument("timestep"))
         conditioning = next(
             (value for name in _CONDITIONING if (value := call.argument(name)) is not None), None
         )

@@ -1,6 +1,7 @@
 """The clock counts what the scheduler does and reads no timestep."""
 
 from contextlib import ExitStack
+from typing import ClassVar
 
 import pytest
 import torch
@@ -13,7 +14,10 @@ from diffusers import (
     UniPCMultistepScheduler,
 )
 
+import accel
 from accel.clock import Clock, noise_levels, trained_times
+from accel.method import Binding
+from tests.tiny import CASES
 
 X = torch.zeros(1, 4, 2, 2)
 
@@ -85,6 +89,50 @@ def test_the_pipelines_own_count_wins_where_the_scheduler_cannot_tell():
         scheduler.set_timesteps(10)
         clock.settle()
     assert clock.num_steps == 3
+
+
+@pytest.mark.parametrize("scheduler", [DDIMScheduler(), EulerDiscreteScheduler()])
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_where_nobody_tells_the_first_timestep_says_which_end_was_cut(scheduler, scale):
+    for start, late in ((0, False), (7, True)):
+        clock = Clock(known_num_steps=lambda: 3)
+        with ExitStack() as stack:
+            clock.watch(scheduler, stack)
+            scheduler.set_timesteps(10)
+            clock.settle((scheduler.timesteps[start] * scale).expand(2))
+        assert clock.num_steps == 3
+        assert clock.starts_late is late
+        assert clock.sigma == pytest.approx(noise_levels(scheduler)[start])
+
+
+class Places(accel.Method):
+    """Notes where on the schedule every evaluation is, in the class."""
+
+    seen: ClassVar[list[float | None]] = []
+
+    def neutral(self):
+        return self
+
+    def bind(self, model):
+        yield Binding(model.denoiser, self.note)
+
+    def note(self, call):
+        self.seen.append(call.time)
+        return call.proceed()
+
+
+def test_a_base_model_that_stops_early_starts_at_the_start():
+    case = CASES["sdxl"]
+    pipe = case.make()
+    Places.seen.clear()
+    with accel.patch(pipe, Places()):
+        case.run(pipe, steps=6)
+        whole = list(Places.seen)
+        Places.seen.clear()
+        case.run(pipe, steps=6, denoising_end=0.5)
+    assert len(whole) == 6
+    assert Places.seen == whole[: len(Places.seen)]
+    assert len(Places.seen) == 3
 
 
 @pytest.mark.parametrize(
