@@ -62,6 +62,10 @@ VARIED = (*FEW, "cogvideox", "dit_heun", "pixart", "sd15_img2img")
 # For what depends on the modules alone: one and two streams, one and two denoisers, a UNet.
 MODULES = ("flux_true_cfg", "sd15", "wan_two_stage")
 
+# Methods whose way through a model another one goes as well, hook for hook: the tests of every
+# pipeline run the other one everywhere, and these on the varied ones. A new method runs everywhere.
+_LIKE_ANOTHER = frozenset({"DBCache", "MagCache", "BWCache", "TaylorSeer", "FasterDiffusion"})
+
 
 def engaging(name: str) -> Method:
     """Returns a setting of a method that changes what a six-step generation computes."""
@@ -78,12 +82,16 @@ def accepts(name: str, case: Case) -> bool:
     return case.family in _FAMILIES.get(name, frozenset({"transformer"}))
 
 
-def pairs(cases: Iterable[str] = tuple(CASES), *, accepted: bool = True) -> pytest.MarkDecorator:
-    """Returns the parametrisation over every method and each of these cases that it accepts."""
+def pairs(cases: Iterable[str] | None = None, *, accepted: bool = True) -> pytest.MarkDecorator:
+    """Returns the parametrisation over every method and each of these cases that it accepts.
+
+    Without cases these are all, but for methods that differ from another one only in when they act.
+    """
+    given = None if cases is None else tuple(cases)
     chosen = [
         pytest.param(CASES[case], name, id=f"{name}-{case}")
         for name in METHODS
-        for case in cases
+        for case in given or (VARIED if name in _LIKE_ANOTHER else CASES)
         if accepts(name, CASES[case]) is accepted
     ]
     return pytest.mark.parametrize(("case", "name"), chosen)
