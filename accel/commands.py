@@ -21,7 +21,7 @@ from accel.compare import compare as run_compare
 from accel.errors import OptionError
 from accel.manifest import Manifest
 from accel.method import Method
-from accel.method_text import choose, parse_memory
+from accel.method_text import choose
 from accel.options import call_arguments
 from accel.progress import Progress
 from accel.prompts import check_prompt, read_prompts
@@ -45,7 +45,6 @@ def compare(options: argparse.Namespace) -> int:
     """Compares, prints the table and writes the folder."""
     source = find(options.model)
     shots, methods = _shots(source, options), choose(options.preset, options.method)
-    parse_memory(options.memory)  # refuses before anything is loaded
     prepare_folder(options.out)
     comparison = _compared(source, shots, methods, options)
     page = compare_page.save(comparison, options.out)
@@ -59,13 +58,12 @@ def bench(options: argparse.Namespace) -> int:
         return _check_records(options.check)
     source = find(options.model)
     shots, methods = _shots(source, options), choose(options.preset, options.method)
-    parse_memory(options.memory)  # refuses before anything is loaded
     prepare_folder(options.record.parent)
     comparison = _compared(source, shots, methods, options)
     config = {
         "model": source.identity,
         "methods": [repr(method) for method in methods],
-        "memory": None if options.memory is None else repr(parse_memory(options.memory)),
+        "memory": None if options.memory is None else repr(options.memory),
         "arguments": dict(shots[0].arguments),
         "prompts": [shot.prompt for shot in shots],
         "rounds": options.rounds,
@@ -116,7 +114,7 @@ def generate(options: argparse.Namespace) -> int:
         prompts=tuple(read_prompts(options.prompts)),
         folder=options.out,
         methods=methods,
-        memory=parse_memory(options.memory),
+        memory=options.memory,
         arguments=call_arguments(source, options),
         seed=options.seed,
         batch_size=options.batch_size,
@@ -175,7 +173,7 @@ def _compared(
             pipe,
             shots,
             methods,
-            memory=parse_memory(options.memory),
+            memory=options.memory,
             rounds=options.rounds,
             controls=options.controls,
             on_run=progress.step,

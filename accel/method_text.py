@@ -31,14 +31,12 @@ def parse_method(text: str) -> Method:
     return method
 
 
-def parse_memory(text: str | None) -> LightCache | None:
-    """Returns the memory options that `text` writes, as `LightCache(budget='2GiB')`, if any.
+def parse_memory(text: str) -> LightCache:
+    """Returns the memory options that `text` writes, as `LightCache(budget='2GiB')`.
 
     Raises:
         OptionError: the text has another form, or names another thing or setting.
     """
-    if text is None:
-        return None
     expected = "memory option; expected for example \"LightCache(budget='2GiB')\""
     memory: LightCache = _build(_read(text, expected), {"LightCache": LightCache}, 0)
     return memory

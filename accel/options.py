@@ -9,6 +9,8 @@ from typing import Any
 
 from accel.batch import MAX_BATCH_SIZE, MAX_SEED
 from accel.errors import OptionError
+from accel.memory import LightCache
+from accel.method_text import parse_memory
 from accel.source import Source
 
 MAX_STEPS = 1000
@@ -114,9 +116,18 @@ def add_acceleration(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--memory",
+        type=_memory,
         metavar="LIGHTCACHE",
         help="less memory for what is kept, as in Python, \"LightCache(budget='2GiB')\"",
     )
+
+
+def _memory(text: str) -> LightCache:
+    try:
+        return parse_memory(text)
+    except OptionError as error:
+        # argparse has words of its own for other errors.
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def add_pictures(parser: argparse.ArgumentParser, rounds: int) -> None:

@@ -104,8 +104,10 @@ WRONG = [
     (["generate", "--prompts", "none.txt", "--out", "OUT", "--model", "MODEL"], "Cannot read"),
     (["generate", "--prompts", "FILE", "--out", "FILE", "--model", "MODEL"], "Cannot read"),
     (["generate", "--prompts", "FILE", "--out", "OUT", "--plain", "--preset", "fast"], "--plain"),
-    (["compare", "--model", "MODEL", "--prompt", "x", "--memory", "2GiB"], "no memory option"),
-    (["generate", "--prompts", "FILE", "--out", "OUT", "--plain", "--memory", "x"], "--memory"),
+    (
+        ["generate", "--prompts", "FILE", "--out", "OUT", "--plain", "--memory", "LightCache"],
+        "--memory",
+    ),
     (["bench", "--check", "EMPTY"], "holds no .json"),
 ]
 
@@ -142,6 +144,7 @@ def test_wrong_requests_end_with_2_before_loading(
 @pytest.mark.parametrize(
     ("option", "value"),
     [
+        ("--memory", "2GiB"),
         ("--steps", "0"),
         ("--steps", "10001"),
         ("--steps", "many"),

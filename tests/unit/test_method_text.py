@@ -58,7 +58,6 @@ def test_other_text_is_refused(text: str, message: str) -> None:
 
 
 def test_memory_options_are_written_as_in_python() -> None:
-    assert parse_memory(None) is None
     assert parse_memory("LightCache") == LightCache()
     memory = LightCache(budget="2GiB", swap=False, chunk_tokens=512, decode="tiled")
     assert parse_memory(repr(memory)) == memory
