@@ -27,7 +27,7 @@ from accel.method import Method
 from accel.prompts import slug
 from accel.record import write_atomically
 from accel.report import Report
-from accel.shot import pictures
+from accel.shot import frames, pictures
 from accel.source import Source
 
 MAX_BATCH_SIZE = 256
@@ -243,17 +243,18 @@ class _Maker:
         return arguments
 
     def _save(self, item: Item, image: Any, seconds: float, report: Report | None) -> None:
-        text = {}
+        text, shown = {}, frames(image)
+        width, height = shown[0].size
         if self._job.metadata:
-            text = png_text.texts(self._job, item, self._pipe, image.size, report)
-        content = png_text.encode(image, text)
+            text = png_text.texts(self._job, item, self._pipe, (width, height), report)
+        content = png_text.encode(shown, text)
         entry = {
             **_about(item),
             "status": "ok",
             "sha256": digest(content),
             "bytes": len(content),
-            "width": image.width,
-            "height": image.height,
+            "width": width,
+            "height": height,
             "seconds": round(seconds, 4),
             "reused": report.reused if report is not None else 0,
         }

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from accel import batch, compare_page, metrics
+from accel import batch, compare_page, metrics, zoo
 from accel import doctor as doctor_of
 from accel.batch import Job
 from accel.calibration import calibrate as run_calibrate
@@ -30,6 +30,8 @@ from accel.shot import Shot
 from accel.source import Source, find
 from accel.zoo.judge import Judge as SceneJudge
 from accel.zoo.scenes import SIDE_PX, parse
+from accel.zoo.video.clips import FRAMES, parse_clip
+from accel.zoo.video.scoring import clip_figures
 
 _FAILED = 1
 
@@ -184,24 +186,34 @@ def _compared(
 
 
 def scene_judge(source: Source, shots: Sequence[Shot]) -> Judge | None:
-    """Returns who can say whether the pictures show what was asked, or None if nobody can.
+    """Returns who can say whether the pictures or clips show what was asked, or None if nobody can.
 
     That is so for the zoo's scenes at their own size.
     """
-    try:
-        scenes = [parse(shot.prompt) for shot in shots]
-    except ValueError:
+    native = {"width": SIDE_PX, "height": SIDE_PX, "num_frames": FRAMES}
+    called = [
+        shot.arguments.get(name, size) == size for shot in shots for name, size in native.items()
+    ]
+    if source.kind != "zoo" or not all(called):
         return None
-    sizes = {shot.arguments.get(side, SIDE_PX) for shot in shots for side in ("width", "height")}
-    if source.kind != "zoo" or sizes != {SIDE_PX}:
+    clips = zoo.card(source.place).kind == "video"
+    try:
+        wanted: list[Any] = [(parse_clip if clips else parse)(shot.prompt) for shot in shots]
+    except ValueError:
         return None
     judge = SceneJudge.load()
 
-    def shares(_: Sequence[Shot], images: Sequence[Any]) -> Mapping[str, float]:
-        score = judge.score(torch.cat([metrics.pixels(image) for image in images]), scenes)
+    def of_pictures(_: Sequence[Shot], images: Sequence[Any]) -> Mapping[str, float]:
+        score = judge.score(torch.cat([metrics.pixels(image) for image in images]), wanted)
         return {"kind": score.kind_accuracy, "colour": score.colour_accuracy}
 
-    return shares
+    def of_clips(_: Sequence[Shot], videos: Sequence[Any]) -> Mapping[str, float]:
+        found = clip_figures(
+            judge, torch.stack([metrics.pixels(video) for video in videos]), wanted
+        )
+        return {name: found[name] for name in ("kind", "colour", "direction")}
+
+    return of_clips if clips else of_pictures
 
 
 def _methods_to_generate(options: argparse.Namespace) -> tuple[Method, ...]:

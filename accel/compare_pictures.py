@@ -1,11 +1,16 @@
-"""Pictures of a comparison as files: lossless PNGs, and a map of where two of them differ."""
+"""Pictures of a comparison as files: lossless PNGs, and a map of where two of them differ.
+
+The frames of a clip lie side by side on one sheet, row by row.
+"""
 
 import io
+import math
 from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from accel import metrics
 from accel.metrics import Picture
@@ -46,8 +51,22 @@ def apart(plain: Picture, fast: Picture) -> NDArray[np.float64]:
         OptionError: the pictures differ in size.
     """
     first, second = metrics.pixels_of_both(plain, fast)
-    found: NDArray[np.float64] = (first - second).abs()[0].amax(dim=0).numpy()
+    found: NDArray[np.float64] = sheet((first - second).abs()).amax(dim=0).numpy()
     return found
+
+
+def sheet(frames: Tensor) -> Tensor:
+    """Returns frames `[F, C, H, W]` as one picture `[C, rows * H, columns * W]`, black at its end.
+
+    There are about as many columns as rows; a single frame is returned as it is.
+    """
+    count, channels, height, width = frames.shape
+    columns = math.ceil(math.sqrt(count))
+    rows = -(-count // columns)
+    whole = frames.new_zeros(rows * columns, channels, height, width)
+    whole[:count] = frames
+    whole = whole.view(rows, columns, channels, height, width)
+    return whole.permute(2, 0, 3, 1, 4).reshape(channels, rows * height, columns * width)
 
 
 def difference(plain: Picture, fast: Picture, gain: float) -> NDArray[np.uint8]:
@@ -80,6 +99,6 @@ def gain_for(differences: Iterable[NDArray[np.float64]]) -> int:
 
 
 def _bytes(picture: Picture) -> NDArray[np.uint8]:
-    planes = metrics.pixels(picture)[0].permute(1, 2, 0).numpy()
+    planes = sheet(metrics.pixels(picture)).permute(1, 2, 0).numpy()
     values = (planes * 255.0).round().clip(0, 255).astype(np.uint8)
     return values[:, :, 0] if values.shape[2] == 1 else values

@@ -1,7 +1,8 @@
 """How far one picture is from another, in numbers that mean the same everywhere.
 
 A picture is a PIL image, a numpy array `[H, W]` or `[H, W, C]` (uint8 in 0..255, or floating point
-in 0..1) or a torch tensor `[B, C, H, W]` (floating point in 0..1, or uint8). Everything becomes
+in 0..1) or a torch tensor `[B, C, H, W]` (floating point in 0..1, or uint8). A clip is a list of
+PIL images or an array `[F, H, W, C]`, and counts as a batch of its frames. Everything becomes
 float64 in 0..1 *before* anything is subtracted: differences of uint8 wrap around. Sizes are never
 changed; two sizes are an error. Pictures that are equal everywhere are `identical`; their PSNR is
 `math.inf` in Python and null beside `"identical": true` in JSON.
@@ -23,7 +24,7 @@ SSIM_VARIANT = "gaussian 11x11, sigma 1.5, valid region, mean over channels"
 """The SSIM computed here; other windows give other numbers for the same pictures."""
 
 Picture: TypeAlias = Any
-"""A PIL image, a numpy array or a torch tensor, as described at the top of this module."""
+"""A picture or clip, as described at the top of this module."""
 
 _WINDOW = 11
 _SIGMA = 1.5
@@ -265,15 +266,19 @@ def _in_range(values: Tensor) -> Tensor:
 
 
 def _from_array(picture: Picture) -> Tensor:
+    if isinstance(picture, (list, tuple)) and picture:
+        return torch.cat([_from_array(frame) for frame in picture])
     if hasattr(picture, "mode") and picture.mode not in {"L", "RGB", "RGBA"}:
         picture = picture.convert("RGB")
     array = np.asarray(picture)
-    if array.dtype.kind not in "uif" or array.ndim not in {2, 3}:
+    if array.dtype.kind not in "uif" or array.ndim not in {2, 3, 4}:
         raise OptionError(
             f"Found {type(picture).__name__} (dtype {array.dtype}, {array.ndim} dimensions) where "
-            "a picture was expected: a PIL image, an array [H, W] or [H, W, C], or a tensor."
+            "a picture was expected: a PIL image, an array [H, W] or [H, W, C], a tensor, or a "
+            "clip: a list of PIL images or an array [F, H, W, C]."
         )
-    return torch.from_numpy(np.atleast_3d(array).copy()).permute(2, 0, 1)[None]
+    clip = array if array.ndim == len("FHWC") else np.atleast_3d(array)[None]
+    return torch.from_numpy(clip.copy()).permute(0, 3, 1, 2)
 
 
 def _size(values: Tensor) -> str:

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from PIL.PngImagePlugin import PngInfo
@@ -12,16 +12,21 @@ from accel.report import Report, versions
 if TYPE_CHECKING:
     from accel.batch import Item, Job
 
+FRAME_MS = 100
+"""How long a frame of a clip is shown; pipelines do not say."""
+
 _GUIDANCE = ("true_cfg_scale", "guidance_scale")
 
 
-def encode(image: Any, texts: Mapping[str, str]) -> bytes:
-    """Returns the PIL image as PNG with the texts in it."""
+def encode(frames: Sequence[Any], texts: Mapping[str, str]) -> bytes:
+    """Returns a PIL image as PNG with the texts in it; several as an animated one, lossless too."""
     info = PngInfo()
     for key, text in texts.items():
         info.add_text(key, text)
     stream = io.BytesIO()
-    image.save(stream, format="PNG", pnginfo=info)
+    first, *others = frames
+    moving = {"save_all": True, "append_images": others, "duration": FRAME_MS} if others else {}
+    first.save(stream, format="PNG", pnginfo=info, **moving)
     return stream.getvalue()
 
 

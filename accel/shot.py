@@ -1,11 +1,13 @@
-"""One picture asked of a pipeline, so that it can be asked again and gives the same noise."""
+"""One picture or clip asked of a pipeline, so that it can be asked again with the same noise."""
 
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 
 from accel.errors import AccelUnsupportedError
 
@@ -28,10 +30,10 @@ class Shot:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self, pipe: Any, *, steps: int | None = None) -> Any:
-        """Returns the picture (a PIL image), with `steps` denoising steps if given.
+        """Returns the picture or clip, with `steps` denoising steps if given.
 
         Raises:
-            AccelUnsupportedError: the pipeline gives back something without images.
+            AccelUnsupportedError: the pipeline gives back something without images or frames.
         """
         arguments = {
             **self.arguments,
@@ -45,18 +47,32 @@ class Shot:
 
 
 def pictures(output: Any) -> Any:
-    """Returns the images of a pipeline's output.
+    """Returns the images of a pipeline's output, or its clips (PIL images or [F, H, W, C] each).
 
     Raises:
         AccelUnsupportedError: there are none.
     """
-    images = getattr(output, "images", None)
-    if images is None or len(images) == 0:
-        raise AccelUnsupportedError(
-            f"The pipeline returned {type(output).__name__} without images; only pipelines that "
-            "make pictures can be used here, and only without return_dict=False."
-        )
-    return images
+    for name in ("images", "frames"):
+        found = getattr(output, name, None)
+        if found is not None and len(found) > 0:
+            return found
+    raise AccelUnsupportedError(
+        f"The pipeline returned {type(output).__name__} without images or frames; only pipelines "
+        "that make pictures or clips can be used here, and only without return_dict=False."
+    )
+
+
+def frames(picture: Any) -> list[Any]:
+    """Returns a clip's frames as PIL images; of a picture, itself."""
+    if hasattr(picture, "save"):
+        return [picture]
+    return [frame if hasattr(frame, "save") else _pil(frame) for frame in picture]
+
+
+def _pil(frame: Any) -> Any:
+    values = np.asarray(frame)
+    whole = values if values.dtype == np.uint8 else (values * 255).round().clip(0, 255)
+    return Image.fromarray(whole.astype(np.uint8))
 
 
 def steps_of(pipe: Any, shot: Shot) -> int:

@@ -3,8 +3,10 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -264,3 +266,26 @@ def test_a_link_in_place_of_a_picture_is_not_followed(tmp_path: Path, pipe: Any)
 def test_numbers_out_of_range_are_refused(tmp_path: Path, setting: str, value: int) -> None:
     with pytest.raises(OptionError, match=setting):
         job(tmp_path, "one", **{setting: value})
+
+
+class Clips:
+    """A pipeline that makes clips of noise."""
+
+    def __call__(self, prompt: list[str], generator: list[torch.Generator], **_: Any) -> Any:
+        """Returns four frames for each prompt."""
+        drawn = [torch.rand(4, 8, 12, 3, generator=each) for each in generator]
+        return SimpleNamespace(frames=torch.stack(drawn[: len(prompt)]).numpy())
+
+
+def test_clips_become_animated_pictures_without_loss(tmp_path: Path) -> None:
+    assert run(job(tmp_path, "a red bag", batch_size=2, arguments={}), Clips()) == Tally(made=1)
+    (path,) = tmp_path.glob("*.png")
+    expected = torch.rand(4, 8, 12, 3, generator=torch.Generator().manual_seed(0))
+    with Image.open(path) as shown:
+        assert shown.n_frames == 4
+        for index, frame in enumerate(expected):
+            shown.seek(index)
+            found = torch.from_numpy(np.asarray(shown.convert("RGB")).copy())
+            assert torch.equal(found, (frame * 255).round().byte())
+        assert "a red bag" in shown.text["parameters"]
+    assert (lines(tmp_path)[0]["width"], lines(tmp_path)[0]["height"]) == (12, 8)

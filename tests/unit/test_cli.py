@@ -333,7 +333,7 @@ def shots(*prompts: str, **arguments: Any) -> list[Shot]:
 
 def test_only_scenes_of_the_zoo_are_judged() -> None:
     scene = "a large red bag on a mint ground"
-    zoo = Source(name="z", place="z", kind="zoo", identity="z")
+    zoo = Source(name="z", place="scenes-flux", kind="zoo", identity="z")
     folder = Source(name="z", place="z", kind="folder", identity="z")
     assert commands.scene_judge(zoo, shots(scene, width=64, height=64)) is not None
     assert commands.scene_judge(zoo, shots(scene, "a cat")) is None

@@ -1,5 +1,6 @@
 """A comparison leaves the pipeline alone, says what happened, and says it when nothing did."""
 
+import io
 import json
 import math
 import re
@@ -300,3 +301,15 @@ def test_grey_pictures_are_written_too() -> None:
     grey = Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16))
     content = compare_pictures.png(grey)
     assert content.startswith(b"\x89PNG")
+
+
+def test_frames_of_a_clip_lie_on_one_sheet_row_by_row() -> None:
+    clip = np.arange(5, dtype=np.uint8).reshape(5, 1, 1, 1) * np.ones((5, 2, 2, 3), dtype=np.uint8)
+    drawn = np.asarray(Image.open(io.BytesIO(compare_pictures.png(clip))))
+    assert drawn.shape == (4, 6, 3)
+    assert drawn[::2, ::2, 0].tolist() == [[0, 1, 2], [3, 4, 0]]
+    later = clip.copy()
+    later[4] += 51
+    apart = compare_pictures.apart(clip, later)
+    assert apart[2:, 2:4] == pytest.approx(0.2)
+    assert apart.sum() == pytest.approx(4 * 0.2)

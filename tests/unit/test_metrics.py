@@ -128,7 +128,7 @@ def test_other_sizes_are_refused_and_never_resized() -> None:
         (np.full((16, 16, 3), -1.0), "from -1 to -1"),
         (np.full((16, 16, 3), np.nan), "from nan to nan"),
         (np.zeros((16, 16, 3), np.int32), "int32"),
-        (np.zeros((16, 16, 3, 1), np.uint8), "4 dimensions"),
+        (np.zeros((1, 16, 16, 3, 1), np.uint8), "5 dimensions"),
         (np.zeros((0, 16, 3), np.uint8), "shape"),
         (torch.zeros(3, 16, 16), "shape"),
         ("a path.png", "Found str"),
@@ -156,3 +156,14 @@ def test_latent_cosine_is_the_mean_over_the_batch() -> None:
     assert metrics.latent_cosine(first, second) == pytest.approx((0 + 1 + 1 + 0) / 4)
     with pytest.raises(OptionError, match=r"\[4, 2\] and \[2, 2\]"):
         metrics.latent_cosine(first, second[:2])
+
+
+def test_a_clip_counts_as_a_batch_of_its_frames() -> None:
+    first, second = np.random.default_rng(0).random((2, 3, 16, 16, 3))
+    errors = np.square(first - second).mean((1, 2, 3))
+    assert metrics.psnr(first, second) == pytest.approx(-10 * np.log10(errors.mean()))
+    single = [metrics.ssim(a, b) for a, b in zip(first, second, strict=True)]
+    assert metrics.ssim(first, second) == pytest.approx(np.mean(single))
+    images = [Image.fromarray((frame * 255).astype(np.uint8)) for frame in first]
+    assert metrics.pixels(images).shape == (3, 3, 16, 16)
+    assert metrics.max_error(images, np.stack([np.asarray(image) for image in images])) == 0

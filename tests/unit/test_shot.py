@@ -1,12 +1,14 @@
 """A shot gives the same picture every time, and knows how many steps it takes."""
 
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from accel import metrics
 from accel.errors import AccelUnsupportedError
-from accel.shot import DEFAULT_STEPS, Shot, pictures, steps_of
+from accel.shot import DEFAULT_STEPS, Shot, frames, pictures, steps_of
 from tests.unit.tiny_pictures import flux_pictures, shot
 
 
@@ -40,5 +42,23 @@ def test_steps_are_those_asked_for_or_those_of_the_signature() -> None:
 
 @pytest.mark.parametrize("output", [object(), (1, 2)])
 def test_what_holds_no_pictures_is_refused(output: object) -> None:
-    with pytest.raises(AccelUnsupportedError, match="without images"):
+    with pytest.raises(AccelUnsupportedError, match="without images or frames"):
         pictures(output)
+
+
+def test_clips_are_taken_where_there_are_no_images() -> None:
+    clip = np.zeros((1, 3, 4, 4, 3))
+    assert pictures(SimpleNamespace(frames=clip)) is clip
+    assert pictures(SimpleNamespace(images=["x"], frames=clip)) == ["x"]
+
+
+def test_frames_of_clips_and_pictures_are_pil_images_of_the_nearest_values() -> None:
+    clip = np.array([0.0, 0.25, 1.0]).reshape(3, 1, 1, 1) * np.ones((3, 2, 2, 3))
+    found = frames(clip)
+    assert [np.asarray(frame).flatten().tolist() for frame in found] == [
+        [0] * 12,
+        [64] * 12,
+        [255] * 12,
+    ]
+    assert frames(found) == found
+    assert frames(found[0]) == [found[0]]
