@@ -1,11 +1,14 @@
-"""A method that hands every self-attention of a model to a function, and attention by its formula."""
+"""A method that hands every self-attention to a function, and attention by its formula."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
+from torch.overrides import TorchFunctionMode
 
 import accel
 from accel.attention import Attention, answered, pictured
@@ -84,3 +87,16 @@ def by_formula_in_another_order(attention: Attention) -> Tensor:
         None if attention.valid is None else attention.valid[:, order],
     )
     return by_formula(shuffled)[:, :, order.argsort()]
+
+
+class Outside(TorchFunctionMode):
+    """Counts attention that comes through, by the kernels that torch may choose from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: list[set[SDPBackend]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            self.kernels.append(set(_cur_sdpa_kernel_backends()))
+        return func(*args, **(kwargs or {}))
