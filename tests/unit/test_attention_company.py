@@ -1,15 +1,19 @@
 """Attention is answered beside what else is on a model: adapters, offloading, compilers."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import accelerate
 import pytest
 import torch
 from accelerate.hooks import add_hook_to_module
 from diffusers.hooks import apply_group_offloading
+from diffusers.models.transformers.transformer_flux import FluxAttnProcessor
 from peft import LoraConfig
 
 import accel
+from accel.picture_tokens import Place
+from tests.coverage.entries import ENTRIES
 from tests.tiny import CASES, Pipeline
 from tests.tiny.conditioned import CONDITIONED
 from tests.tiny.observe import CallCounter
@@ -147,6 +151,46 @@ def test_compiled_modules_are_answered_all_the_same(name: str, what: str) -> Non
     assert len(seen.attentions) == len(blocks) * STEPS * (2 if name == "wan" else 1)
     handle.unpatch()
     torch.testing.assert_close(case.run(pipe, steps=STEPS), expected)
+
+
+class Own:
+    """A processor of the user's own."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return FluxAttnProcessor()(*args, **kwargs)
+
+
+class Derived(FluxAttnProcessor):
+    """One that is made of a known one."""
+
+
+@pytest.mark.parametrize(
+    ("processor", "unplaced"),
+    [(Own(), "how Own orders text and picture is not known"), (Derived(), None)],
+)
+def test_a_processor_of_the_users_own_is_answered(processor: Any, unplaced: str | None) -> None:
+    case = CASES["flux"]
+    pipe, plain = case.make(), case.make()
+    pipe.transformer.set_attn_processor(processor)
+    handle, seen, _ = looked_at(pipe)
+    expected = case.run(plain, steps=STEPS)
+    assert torch.equal(case.run(pipe, steps=STEPS), expected)
+    assert {attention.unplaced for attention in seen.attentions} == {unplaced}
+    assert len(seen) == 6 * STEPS
+    handle.unpatch()
+    accel.patch(pipe, Attend(answer=by_formula))
+    torch.testing.assert_close(case.run(pipe, steps=STEPS), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_frames_that_a_model_handles_apart_have_their_places_and_time_has_none() -> None:
+    entry = ENTRIES["LatteTransformer3DModel"]
+    model = entry.make()
+    handle, seen, refusals = looked_at(model)
+    with torch.no_grad(), handle.generation(1):
+        model(**entry.inputs())
+    places = [attention.place for attention in seen.attentions]
+    assert places == [Place(0, 16, (1, 4, 4)), None] * 3
+    assert refusals == []
 
 
 def test_attention_over_frames_alone_is_offered_without_a_place() -> None:

@@ -117,6 +117,23 @@ def test_text_tokens_that_are_padding_are_not_valid(name: str, text: int) -> Non
     assert absent - {()} == {((0, text + 4), (1, text + 4))}
 
 
+def test_a_sample_whose_text_is_all_padding_is_offered_as_the_picture_alone() -> None:
+    case = CASES["mochi"]
+    pipe = case.make()
+    _, seen, refusals = looked_at(pipe)
+    nothing = {"negative_prompt_attention_mask": torch.zeros(1, 5, dtype=torch.bool)}
+    found = case.run(pipe, steps=STEPS, **nothing)
+    assert torch.equal(found, case.run(case.make(), steps=STEPS, **nothing))
+    # One call a sample: the negative prompt's, then the prompt's.
+    first, second = seen.attentions[:2]
+    assert (first.ordinal, second.ordinal) == (0, 1)
+    assert first.query.shape[2] == first.place.length
+    assert second.query.shape[2] == second.place.length + 5
+    assert first.place == second.place
+    assert len(seen) == 4 * STEPS * 2
+    assert refusals == []
+
+
 # Why the place is not known in these models, of those that have self-attention to offer.
 UNPLACED = {
     "DreamLiteTransformer2DModel": "how many tokens",

@@ -1,5 +1,6 @@
 """Attention that goes to another backend of diffusers is led through torch, and back afterwards."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -7,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 from diffusers import attention_backend
+from diffusers.models.transformers.transformer_flux import FluxAttnProcessor
+from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 import accel
 from accel import AccelUnsupportedError
+from accel.attention import Attention
 from accel.dispatch import through_torch
 from tests.tiny import CASES
 from tests.unit.attending import Attend, Outside, Seen, by_formula, looked_at
@@ -106,3 +110,34 @@ def test_what_goes_through_torch_anyhow_is_left_alone(processor: Any) -> None:
     with through_torch(processor) as detour:
         assert detour is None
         assert getattr(processor, "__dict__", {}) == before
+
+
+def test_threads_whose_models_share_a_processor_do_not_disturb_each_other() -> None:
+    case = CASES["flux"]
+    shared = FluxAttnProcessor()
+    shared._attention_backend = "_native_math"
+    together = threading.Barrier(2, timeout=60)
+    found = {}
+
+    def answer(attention: Attention) -> Tensor:
+        # Both are inside of a call of the processor.
+        together.wait()
+        return by_formula(attention)
+
+    def generate(number: int, pipe: Any) -> None:
+        found[number] = case.run(pipe, steps=2)
+
+    threads = []
+    for number in range(2):
+        pipe = case.make()
+        pipe.transformer.set_attn_processor(shared)
+        accel.patch(pipe, Attend(answer=answer))
+        threads.append(threading.Thread(target=generate, args=(number, pipe)))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = case.run(case.make(), steps=2)
+    for number in range(2):
+        torch.testing.assert_close(found[number], expected, atol=1e-4, rtol=1e-4)
+    assert vars(shared) == {"_attention_backend": "_native_math"}
