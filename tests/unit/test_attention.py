@@ -148,6 +148,20 @@ def test_what_cannot_be_answered_is_refused_with_its_reason(
     assert reason in refusals[0]
 
 
+def test_attention_to_other_tokens_runs_as_it_would_beside_it() -> None:
+    class Both(SelfAttention):
+        def forward(self, hidden_states: Tensor) -> Tensor:
+            query = hidden_states.unflatten(2, (2, 4)).transpose(1, 2)
+            memory = torch.cat([query, query + 1], dim=2)
+            looked_up = F.scaled_dot_product_attention(query, memory, memory)
+            attended = super().forward(hidden_states)
+            return attended + looked_up.transpose(1, 2).flatten(2)
+
+    attention, refusals = offered(Both())
+    assert attention.key.shape == attention.query.shape
+    assert refusals == []
+
+
 def test_dropout_is_refused() -> None:
     seen, refusals = Seen(), list[str]()
     model, handle = patched(SelfAttention(dropout_p=0.5), seen, refusals=refusals)

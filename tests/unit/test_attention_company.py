@@ -10,6 +10,7 @@ from accelerate.hooks import add_hook_to_module
 from diffusers.hooks import apply_group_offloading
 from diffusers.models.transformers.transformer_flux import FluxAttnProcessor
 from peft import LoraConfig
+from torch._dynamo.testing import CompileCounter
 
 import accel
 from accel.picture_tokens import Place
@@ -151,6 +152,21 @@ def test_compiled_modules_are_answered_all_the_same(name: str, what: str) -> Non
     assert len(seen.attentions) == len(blocks) * STEPS * (2 if name == "wan" else 1)
     handle.unpatch()
     torch.testing.assert_close(case.run(pipe, steps=STEPS), expected)
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_an_answer_is_in_no_graph() -> None:
+    case = CASES["wan"]
+    pipe = case.make()
+    counter = CompileCounter()
+    for block in pipe.transformer.blocks:
+        block.attn1.compile(backend=counter, fullgraph=True)
+    handle = accel.patch(pipe, Attend(answer=by_formula))
+    case.run(pipe, steps=STEPS)
+    assert counter.frame_count == 0
+    handle.unpatch()
+    case.run(pipe, steps=STEPS)
+    assert counter.frame_count > 0
 
 
 class Own:
