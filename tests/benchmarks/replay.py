@@ -64,7 +64,7 @@ class Replay(nn.Module):
         for block in self.blocks:
             block.attn.streams = self.streams[evaluation]
         batch, heads, tokens, head_dim = query.shape
-        start = torch.zeros(batch, tokens, heads * head_dim, dtype=query.dtype)
+        start = query.new_zeros(batch, tokens, heads * head_dim)
         names = ("num_frames", "height", "width")
         places = {} if self.lattice is None else dict(zip(names, self.lattice, strict=True))
         out: Tensor = self(start, **places)

@@ -1,4 +1,4 @@
-"""Runs the foundation's benchmarks on CUDA in under six minutes, prints tables, writes records.
+"""Runs what needs a GPU on CUDA in under six minutes, prints tables, writes records.
 
 python -m tests.benchmarks.device --out FOLDER
 """
@@ -16,6 +16,7 @@ from tests.benchmarks.first_block_cache import RECORDS
 CHECKS = (
     ("device-neutral-overhead", "neutral_overhead", ("--rounds", "15")),
     ("device-first-block-cache-28", "first_block_cache", ("--steps", "28", "--rounds", "5")),
+    ("device-sparse-attention", "device.sparse", ()),
 )
 
 
