@@ -49,8 +49,8 @@ def ordered(x: Tensor, order: Tensor | None, heads: int) -> Tensor:
         return flat.contiguous()
     share = heads // x.shape[1]
     if x.device.type != "cpu":
-        head = torch.arange(len(order), device=x.device)[:, None] // share
-        return flat[head, order.long()]
+        heads_of_x = torch.arange(len(order), device=x.device)[:, None] // share
+        return flat[heads_of_x, order.long()]
     # Row by row, which on a CPU is a plain copy of each; indexing goes element by element.
     out = x.new_empty(*order.shape, x.shape[-1])
     for head, places in enumerate(order):

@@ -63,7 +63,7 @@ class Chooser:
         Raises:
             AccelUnsupportedError: if the one asked for by name cannot take them.
         """
-        refused = []
+        refused: list[str] = []
         for name in self._candidates(q):
             why = self.failed.get(name)
             backend = load(name)

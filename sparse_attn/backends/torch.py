@@ -68,7 +68,7 @@ class TorchBackend:
         for batch in _batches(rows_of(plan.tiles), both.shape[-1]):
             asked = torch.stack([queries[row.head, row.start : row.stop] for row in batch])
             seen = _side_by_side(both, batch, share)
-            keys, values = seen.split([q.shape[-1], v.shape[-1]], -1)
+            keys, values = seen[..., : k.shape[-1]], seen[..., k.shape[-1] :]
             found, sums = attend(asked, keys, values, scale)
             for row, part, total in zip(batch, found, sums, strict=True):
                 out[row.head, row.start : row.stop] = part
@@ -131,7 +131,8 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tenso
 def _products(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     parts = []
     # A row of many queries that sees everything would not fit at once.
-    for some in q.split(max(1, _AT_ONCE // (len(q) * k.shape[1])), 1):
+    some_queries = max(1, _AT_ONCE // (len(q) * k.shape[1]))
+    for some in torch.split(q, some_queries, 1):
         scores = torch.bmm(some, k.mT).float() * (scale * _LOG2E)
         most = scores.amax(-1, keepdim=True)
         weights = torch.exp2(scores - most)

@@ -51,8 +51,13 @@ class XFormersBackend:
             asked = _places([(r.head, r.start, r.stop) for r in rows], queries)
             runs = [(r.head // share, start, stop) for r in rows for start, stop in r.runs]
             seen = _places(runs, keys)
-            flat = (queries.flatten(0, 1)[asked], *(x.flatten(0, 1)[seen] for x in (keys, values)))
-            found, sums = _block_diagonal(*flat, [row.form for row in rows], scale)
+            found, sums = _block_diagonal(
+                queries.flatten(0, 1)[asked],
+                keys.flatten(0, 1)[seen],
+                values.flatten(0, 1)[seen],
+                [row.form for row in rows],
+                scale,
+            )
             out.flatten(0, 1)[asked] = found
             lse.view(-1)[asked] = sums
         if plan.tail is not None:
