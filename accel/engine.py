@@ -94,6 +94,15 @@ class Engine:
             )
         return None if opened is None else timeline
 
+    def refuse(self, error: AccelUnsupportedError) -> None:
+        """Raises what only a call can show, or notes it once if the patch is not strict.
+
+        Raises:
+            AccelUnsupportedError: the error.
+        """
+        with self._refusal_as_note():
+            raise error
+
     def _context_entry(self) -> dict[str, Any]:
         original = getattr(self.module, "cache_context", None)
         if original is None:
@@ -193,7 +202,8 @@ class Engine:
         except AccelUnsupportedError as error:
             if self._strict:
                 raise
-            self.notes.append(str(error))
+            if str(error) not in self.notes:
+                self.notes.append(str(error))
 
 
 def engine_of(module: nn.Module) -> Engine | None:

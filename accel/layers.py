@@ -181,6 +181,10 @@ class Call:
         if self.generation.store is not None:
             self.generation.store.expect(self.generation.lane, reuse=reuse)
 
+    def refuse(self, error: AccelUnsupportedError) -> None:
+        """Raises the error, or notes it where the user asked for that (`strict=False`)."""
+        self._layer.session.owner.refuse(error)
+
     def decide(self, action: str, reason: str, **numbers: Any) -> None:
         """Reports what was decided for this denoiser call; `report.Decision` has the numbers."""
         self.generation.decide(action, reason, **numbers)

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from accel.layers import Call
 from accel.method import Binding
+from accel.picture_tokens import Grid, find_grid
 from accel.sites import ModelSites, Streams, alike
 from caching.finite import FiniteWatch
-from caching.frequencies import Grid, find_grid, split
+from caching.frequencies import split
 from caching.guards import must_compute
 from caching.halves import half_call, unconditional_of
 from caching.outputs import OutputCache

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from accel.layers import Call
 from accel.method import Binding
+from accel.picture_tokens import Picture, Place, Text, picture_of
 from accel.pointwise import mixing
 from accel.sites import ModelSites, Site, Streams, alike
 from accel.specs import TEMPORAL_NAMES
 from caching.outputs import Refreshed
-from caching.picture_tokens import Picture, Place, picture_of
 from caching.predictor import Hold
 from caching.slots import Kept, Slot
 from caching.token_scores import choose, pooled, put, scored, spread, take, with_cell_bonus
@@ -287,9 +287,8 @@ class TokenRefresher:
         if shape not in scene.pictures:
             scene.pictures[shape] = picture_of(scene.call, self._config, unet=self._unet)
         block = call.site.path.rpartition(".")[0]
-        return scene.pictures[shape].among(
-            tokens, rows // scene.rows, text_first=block in self._text_first
-        )
+        text = Text.FIRST if block in self._text_first else None
+        return scene.pictures[shape].among(tokens, rows // scene.rows, text=text)
 
     def _scene(self, call: Call) -> _Scene:
         return call.generation.state((id(self), "", _EVERY_BRANCH), _Scene)

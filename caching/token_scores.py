@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Frames, rows and columns of tokens that lie in this order.
-Lattice = tuple[int, int, int]
+from accel.picture_tokens import Lattice
 
 
 def pooled(importance: Tensor, copies: int) -> Tensor:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from diffusers import FluxPipeline, LTXPipeline
 
-from caching.frequencies import Grid, find_grid, split
+from accel.picture_tokens import Grid, find_grid
+from caching.frequencies import split
 
 
 def wave(side, cycles):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from caching.picture_tokens import Place, picture_of
+from accel.picture_tokens import Place, Text, picture_of
 
 
 def picture(hidden, *, unet=False, config=None, **arguments):
@@ -13,8 +13,8 @@ def picture(hidden, *, unet=False, config=None, **arguments):
     return picture_of(call, SimpleNamespace(**(config or {})), unet=unet)
 
 
-def place(found, tokens, rows=1, *, text_first=False):
-    return found.among(tokens, rows, text_first=text_first)
+def place(found, tokens, rows=1, *, text=None):
+    return found.among(tokens, rows, text=text)
 
 
 def ids(rows, columns):
@@ -53,10 +53,11 @@ def test_latents_are_cut_into_patches_of_the_models_size(shape, config, lattice)
     tokens = lattice[0] * lattice[1] * lattice[2]
     found = picture(torch.ones(shape), config=config)
     assert place(found, tokens) == Place(0, tokens, lattice)
-    # Text in front is left out, where there is known to be some.
-    assert place(found, tokens + 7, text_first=True) == Place(7, tokens, lattice)
+    # Text is left out where it is known to stand in front, or behind.
+    assert place(found, tokens + 7, text=Text.FIRST) == Place(7, tokens, lattice)
+    assert place(found, tokens + 7, text=Text.LAST) == Place(0, tokens, lattice)
     assert place(found, tokens + 7) is None
-    assert place(found, tokens - 1, text_first=True) is None
+    assert all(place(found, tokens - 1, text=text) is None for text in Text)
 
 
 def test_frames_handled_apart_are_found_where_the_batch_holds_them():
@@ -85,4 +86,4 @@ def test_a_unet_holds_the_picture_at_the_resolution_of_each_level(shape):
     ],
 )
 def test_what_cannot_be_told_is_not_guessed(found):
-    assert all(place(found, tokens, 4, text_first=True) is None for tokens in (4, 16, 64, 80))
+    assert all(place(found, tokens, 4, text=Text.FIRST) is None for tokens in (4, 16, 64, 80))

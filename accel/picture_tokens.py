@@ -1,18 +1,47 @@
 """Which of a module's tokens are the picture's, and how these lie."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from accel.layers import Call
-from caching.frequencies import find_grid
-from caching.token_scores import Lattice
+if TYPE_CHECKING:
+    from accel.layers import Call
+
+# Frames, rows and columns of tokens that lie in this order.
+Lattice = tuple[int, int, int]
 
 _PACKED_DIM, _IMAGE_DIM, _VIDEO_DIM = 3, 4, 5
 # Halvings of the sides down to the deepest level of a UNet.
 _LEVELS = (1, 2, 4, 8, 16, 32)
+
+
+class Text(StrEnum):
+    """Where the text stands in a sequence that holds text and picture."""
+
+    FIRST = "in front of the picture"
+    LAST = "behind the picture"
+
+
+class Grid(NamedTuple):
+    """How tokens [B, N, C] lie: frames first, then rows, with patches of latents in the channels.
+
+    Attributes:
+        frames, height, width: of the grid of tokens, N in all.
+        patch: side of a token's patch; a token holds [channels, patch, patch].
+    """
+
+    frames: int
+    height: int
+    width: int
+    patch: int
+
+    @property
+    def tokens(self) -> int:
+        """N."""
+        return self.frames * self.height * self.width
 
 
 class Place(NamedTuple):
@@ -45,28 +74,51 @@ class Picture:
     levels: tuple[int, int] | None = None
     frame: Lattice | None = None
 
-    def among(self, tokens: int, rows: int, *, text_first: bool) -> Place | None:
-        """Where the picture is in a module's input, or None if that cannot be told.
+    def among(self, tokens: int, rows: int, *, text: Text | None) -> Place | None:
+        """Where the picture is in a module's sequence, or None if that cannot be told.
 
         Args:
-            tokens: of the module's input.
+            tokens: of the sequence.
             rows: of its batch for each of the denoiser's.
-            text_first: whether the module is handed the text in front of the picture.
+            text: where the text stands if there is some in it, or None if that is not known.
         """
         if self.levels is not None:
             level = _level(self.levels, tokens)
             return None if level is None else Place(0, tokens, level)
         if self.tokens == tokens:
             return Place(0, tokens, self.lattice)
-        if self.tokens is not None and text_first and tokens > self.tokens:
-            return Place(tokens - self.tokens, self.tokens, self.lattice)
+        if self.tokens is not None and text is not None and tokens > self.tokens:
+            start = tokens - self.tokens if text is Text.FIRST else 0
+            return Place(start, self.tokens, self.lattice)
         frame = self.frame
         if frame is not None and rows > 1 and tokens == frame[1] * frame[2]:
             return Place(0, tokens, frame)
         return None
 
 
-def picture_of(call: Call, config: Any, *, unet: bool) -> Picture:
+def find_grid(argument: Callable[[str], Any]) -> Grid | None:
+    """How the tokens of a denoiser call lie, as its other arguments tell, or None.
+
+    Flux and Chroma hand over the tokens' places, Qwen-Image and LTX the size of the grid. Waits for
+    the device where the places have to be read.
+
+    Args:
+        argument: returns the call's argument of a name, or None.
+    """
+    places, shapes = argument("img_ids"), argument("img_shapes")
+    if isinstance(places, Tensor):
+        # [N, 3] or, in a batch, [B, N, 4]: frame or picture, row, column.
+        table = places[0] if places.dim() == _PACKED_DIM else places
+        rows, columns = (table[:, 1:3].amax(dim=0) + 1).int().tolist()
+        return Grid(1, rows, columns, 2)
+    if shapes is not None:
+        first = _first_shape(shapes)
+        return None if first is None else Grid(*first, 2)
+    sides = _sides([argument(name) for name in ("num_frames", "height", "width")])
+    return None if sides is None else Grid(*sides, 1)
+
+
+def picture_of(call: "Call", config: Any, *, unet: bool) -> Picture:
     """The picture that a denoiser call is handed, as its arguments and the model's config tell.
 
     Waits for the device where places of tokens have to be read.
@@ -118,3 +170,17 @@ def _level(sides: tuple[int, int], tokens: int) -> Lattice | None:
     # Convolutions of stride 2 round up.
     lattices = [(1, -(-sides[0] // level), -(-sides[1] // level)) for level in _LEVELS]
     return next((found for found in lattices if found[1] * found[2] == tokens), None)
+
+
+def _first_shape(shapes: Any) -> tuple[int, int, int] | None:
+    while isinstance(shapes, (list, tuple)) and shapes and isinstance(shapes[0], (list, tuple)):
+        shapes = shapes[0]
+    return _sides(shapes)
+
+
+def _sides(numbers: Any) -> tuple[int, int, int] | None:
+    valid = isinstance(numbers, (list, tuple)) and len(numbers) == 3  # noqa: PLR2004 -- frames, height, width
+    if not valid or not all(isinstance(number, int) for number in numbers):
+        return None
+    frames, height, width = numbers
+    return frames, height, width
