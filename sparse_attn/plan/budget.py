@@ -10,21 +10,19 @@ from sparse_attn.kernels.top_p import keep_mass
 _HALVINGS = 30
 
 
-def mass_before(scores: Tensor) -> Tensor:
-    """The share of a row's mass in items larger than each, [G, R, K] from 0 to 1.
+def mass_left(scores: Tensor) -> Tensor:
+    """The share of a row's mass in each item and all smaller ones, [G, R, K] from 0 to 1.
 
     An item belongs to the smallest set that holds a share p, the item that crosses it included, if
-    and only if this is less than p.
+    and only if this is more than 1 - p.
 
     Args:
         scores: [G, R, K] log2 of the weights.
     """
     weights = (scores.float() * math.log(2)).softmax(-1)
-    share, order = weights.sort(dim=-1, descending=True, stable=True)
-    before = share.cumsum(-1) - share
-    # Rounding must not put the largest anywhere but first.
-    before[..., 0] = 0
-    return torch.zeros_like(before).scatter_(-1, order, before)
+    # Summed from the smallest, so that shares of next to nothing are told apart.
+    share, order = weights.sort(dim=-1, stable=True)
+    return torch.zeros_like(share).scatter_(-1, order, share.cumsum(-1))
 
 
 def keep_share(scores: Tensor, p: float | Tensor, *, least: float = 0.0) -> Tensor:
@@ -37,7 +35,7 @@ def keep_share(scores: Tensor, p: float | Tensor, *, least: float = 0.0) -> Tens
     """
     if isinstance(p, Tensor):
         p = p[:, None, None]
-        keep = (mass_before(scores) < p) | (p >= 1)
+        keep = (mass_left(scores) > 1 - p) | (p >= 1) | largest(scores, 1)
     elif p >= 1:
         keep = torch.ones_like(scores, dtype=torch.bool)
     else:

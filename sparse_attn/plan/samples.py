@@ -35,8 +35,8 @@ def attend_scores(scores: Tensor, v: Tensor) -> Tensor:
         scores: [G, R, M].
         v: [Gv, M, D]; each head serves G / Gv of the rows'.
     """
-    weights = (scores * math.log(2)).softmax(-1).nan_to_num(nan=0.0)
-    return weights @ v.float().repeat_interleave(len(scores) // len(v), 0)
+    weights: Tensor = (scores * math.log(2)).softmax(-1).nan_to_num(nan=0.0)
+    return torch.bmm(weights, v.float().repeat_interleave(len(scores) // len(v), 0))
 
 
 def relative_error(found: Tensor, exact: Tensor) -> Tensor:

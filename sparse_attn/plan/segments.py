@@ -31,10 +31,21 @@ class Segments:
     order: Tensor | None
     sizes: Tensor
 
+    def shared_by(self, heads: int) -> "Segments":
+        """The segments of so many heads in place of each."""
+        if heads == 1:
+            return self
+        order = None if self.order is None else self.order.repeat_interleave(heads, 0)
+        return Segments(order, self.sizes.repeat_interleave(heads, 0))
+
     @property
     def picture(self) -> Tensor:
         """[G, C] tokens of each part of the picture."""
-        return self.sizes[:, _BEFORE : self.sizes.shape[1] - _AROUND + _BEFORE]
+        return self.parts(self.sizes)
+
+    def parts(self, x: Tensor) -> Tensor:
+        """What concerns the picture's parts of [G, S, ...], which has an entry for each segment."""
+        return x[:, _BEFORE : self.sizes.shape[1] - _AROUND + _BEFORE]
 
 
 def sort_tokens(

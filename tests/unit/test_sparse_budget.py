@@ -9,16 +9,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sparse_attn.backends.reference import mask_of
-from sparse_attn.plan.budget import density_of, keep_density, keep_share, largest, mass_before
+from sparse_attn.plan.budget import density_of, keep_density, keep_share, largest, mass_left
 from sparse_attn.plan.samples import attend_scores, relative_error, sample_rows, scores_of
 from sparse_attn.plan.segments import make_plan, segment_of_places, sort_tokens, unsorted
 
 HALVES = torch.tensor([[[0.5, 0.25, 0.125, 0.125]]]).log2()
 
 
-def test_mass_before_counts_what_is_larger() -> None:
+def test_mass_left_counts_what_is_no_larger() -> None:
     shuffled = HALVES[..., [2, 0, 1, 3]]
-    assert mass_before(shuffled).tolist() == [[[0.75, 0.0, 0.5, 0.875]]]
+    # Of equal items the first counts as the smaller.
+    assert mass_left(shuffled).tolist() == [[[0.125, 1.0, 0.5, 0.25]]]
 
 
 @pytest.mark.parametrize(
