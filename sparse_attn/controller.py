@@ -40,7 +40,7 @@ class Controller:
             problem: the attention.
             start: the share before the first look.
         """
-        shares = problem.memory.shares
+        shares = problem.memory.lists.get("shares")
         if shares is None:
             return torch.full((problem.groups,), start, device=problem.device)
         return torch.tensor(shares, device=problem.device)
@@ -62,7 +62,7 @@ class Controller:
         spared = (1 - shares) * (self.target / errors.clamp(min=1e-12)).clamp(1 / _STEP, _STEP)
         spared = spared.clamp(max=_MOST_SPARED)
         over = spared < _LEAST_SPARED
-        problem.memory.shares = torch.where(over, 1.0, 1 - spared).tolist()
+        problem.memory.lists["shares"] = torch.where(over, 1.0, 1 - spared).tolist()
         numbers["error"] = float(errors.max())
 
 

@@ -21,13 +21,13 @@ class Memory:
         form: what it is about; for other shapes nothing of it holds.
         kept: tensors by name.
         numbers: by name.
-        shares: what the controller grants every head, or None before it first looked.
+        lists: a number for every head, by name.
     """
 
     form: Form | None = None
     kept: dict[str, Streams] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
-    shares: list[float] | None = None
+    lists: dict[str, list[float]] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:

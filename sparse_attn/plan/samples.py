@@ -47,4 +47,7 @@ def relative_error(found: Tensor, exact: Tensor) -> Tensor:
         exact: [G, R, D].
     """
     difference = torch.linalg.vector_norm(found.float() - exact.float(), dim=(1, 2))
-    return difference / torch.linalg.vector_norm(exact.float(), dim=(1, 2)).clamp(min=1e-12)
+    error: Tensor = difference / torch.linalg.vector_norm(exact.float(), dim=(1, 2)).clamp(
+        min=1e-12
+    )
+    return error

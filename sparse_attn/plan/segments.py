@@ -43,6 +43,12 @@ class Segments:
         """[G, C] tokens of each part of the picture."""
         return self.parts(self.sizes)
 
+    @property
+    def of_tokens(self) -> Tensor:
+        """[G, N] the segment of every token, in the original order."""
+        places = segment_of_places(self.sizes)
+        return places if self.order is None else places.scatter(1, self.order.long(), places)
+
     def parts(self, x: Tensor) -> Tensor:
         """What concerns the picture's parts of [G, S, ...], which has an entry for each segment."""
         return x[:, _BEFORE : self.sizes.shape[1] - _AROUND + _BEFORE]
