@@ -10,14 +10,6 @@ from sparse_attn.svg_ear import SVGEAR
 from tests.unit.sparse_problems import Attending, clustered
 
 
-def two_heads(tokens: int = 256) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns inputs of which head 0 is easy and head 1 looks at everything alike."""
-    q, k, v = clustered(tokens)
-    q = q.clone()
-    q[:, 1] *= 0.02
-    return q, k, v
-
-
 def test_the_sampled_error_of_all_rows_is_the_error() -> None:
     attending = Attending(SVG2(q_clusters=8, k_clusters=8, top_p=0.5), *clustered())
     out = attending()
@@ -33,7 +25,8 @@ def test_every_head_comes_to_its_target_from_either_side(cls: type[SVG2] | type[
     for start in (0.3, 0.99):
         method = cls(q_clusters=16, k_clusters=24, top_p=start, error=0.1, min_kc_ratio=0.0)
         attending = Attending(method, q, k, v)
-        for _ in range(60):
+        for _ in range(24):
+            attending.memory.numbers["next look"] = 0
             out = attending()
         errors = sampled_error(attending.problem, out, 512)
         assert bool((errors < 0.16).all())
@@ -43,18 +36,21 @@ def test_every_head_comes_to_its_target_from_either_side(cls: type[SVG2] | type[
         assert cls is SVGEAR or not bool(least.any())
 
 
-def test_heads_over_budget_go_dense_and_the_others_do_not() -> None:
-    q, k, v = two_heads()
-    # Without a single heavy key the output is a mean of everything, small and easily missed.
-    method = SVG2(q_clusters=8, k_clusters=24, top_p=0.9, error=0.002, min_kc_ratio=0.0)
-    attending = Attending(method, q, k, v)
-    for _ in range(60):
-        attending()
-    shares = attending.memory.lists["shares"]
-    assert shares[1] == 1.0
-    seen = attending.seen()
-    assert bool(seen[1].all())
-    assert not bool(seen[0].all())
+def test_heads_over_budget_go_dense_and_stay_so() -> None:
+    attending = Attending(SVG2(q_clusters=8, k_clusters=8, error=0.1), *clustered())
+    exact = attending.exact().float()
+    wrong = exact.clone()
+    wrong[:, 1] = 0
+    controller = Controller(0.1, every=1)
+    # Head 0 errs nothing and may spare half as much again, head 1 errs all.
+    controller.observe(attending.problem, wrong, torch.tensor([0.6, 0.996]))
+    assert attending.memory.lists["shares"] == pytest.approx([0.4, 1.0])
+    attending.clock.advance()
+    controller.observe(attending.problem, exact, torch.tensor([0.997, 1.0]))
+    assert attending.memory.lists["shares"] == pytest.approx([0.9955, 1.0])
+    attending()
+    assert bool(attending.seen()[1].all())
+    assert not bool(attending.seen()[0].all())
 
 
 def test_it_looks_only_every_few_evaluations_and_says_what_it_saw() -> None:
@@ -68,7 +64,8 @@ def test_it_looks_only_every_few_evaluations_and_says_what_it_saw() -> None:
 
 def test_a_head_may_never_spare_more_than_most_of_its_mass() -> None:
     attending = Attending(SVG2(q_clusters=8, k_clusters=8, error=1e3), *clustered())
-    for _ in range(40):
+    for _ in range(8):
+        attending.memory.numbers["next look"] = 0
         attending()
     assert min(attending.memory.lists["shares"]) == pytest.approx(0.1)
 
