@@ -115,7 +115,8 @@ class Engine:
             f"{density}; dense: {dense}" if dense else density,
             error=max(tally.errors, default=None),
             scores_run=run,
-            scores_skipped=tally.scores - run,
+            # A method may compute more than was asked for, to learn from it.
+            scores_skipped=max(0, tally.scores - run),
         )
 
 
