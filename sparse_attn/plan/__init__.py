@@ -1,0 +1,1 @@
+"""What an attention computes, chosen by plans and carried out by backends."""
