@@ -12,7 +12,7 @@ import triton.language as tl
 def lowered(b_x, LOW: tl.constexpr, WORK: tl.constexpr):
     """`b_x` rounded to LOW."""
     # Only the interpreter works in float32 here, and it cuts bfloat16 off instead of rounding.
-    if LOW == tl.bfloat16 and WORK == tl.float32 and b_x.dtype == tl.float32:
+    if tl.bfloat16 == LOW and tl.float32 == WORK and b_x.dtype == tl.float32:
         b_bits = b_x.to(tl.int32, bitcast=True)
         b_bits = (b_bits + 0x7FFF + ((b_bits >> 16) & 1)) & -0x10000
         b_x = b_bits.to(tl.float32, bitcast=True)

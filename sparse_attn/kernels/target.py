@@ -82,4 +82,8 @@ def widths(head_dim: int) -> dict[str, int]:
     """
     first = max(16, 1 << (head_dim.bit_length() - 1))
     rest = head_dim - first
-    return {"D": head_dim, "D1": first, "D2": max(16, 1 << (rest - 1).bit_length()) if rest > 0 else 0}
+    return {
+        "D": head_dim,
+        "D1": first,
+        "D2": max(16, 1 << (rest - 1).bit_length()) if rest > 0 else 0,
+    }

@@ -54,7 +54,7 @@ def test_any_strides_are_taken_as_they_are(gathered: bool) -> None:
     k = torch.stack([k, k], -1)[..., 1]
     v = v.transpose(2, 3).contiguous().transpose(2, 3).flip(0)
     index = orders(tiles.heads, 2 * shape.queries, random) if gathered else None
-    q_index = None if index is None else index.argsort(1).argsort(1)[:, :: 2].argsort(1).argsort(1)
+    q_index = None if index is None else index.argsort(1).argsort(1)[:, ::2].argsort(1).argsort(1)
     found = run(q, k, v, tiles, 0.1, Indices(q_index), SMALL)
     assert_attention(found, q, k, v, mask_of(tiles, q_index), 0.1)
 
@@ -64,9 +64,7 @@ def test_the_public_function_takes_indices_of_either_integer(dtype: torch.dtype)
     random, shape = seeded(3), Shape(head_dim=80)
     tiles, (q, k, v) = tile_list(shape, random), inputs(shape, random, dtype)
     q_index, kv_index = (orders(tiles.heads, n, random) for n in (shape.queries, shape.keys))
-    found = attend_tiles(
-        q, k, v, tiles, scale=0.1, q_index=q_index.int(), kv_index=kv_index
-    )
+    found = attend_tiles(q, k, v, tiles, scale=0.1, q_index=q_index.int(), kv_index=kv_index)
     assert_attention(found, q, k, v, mask_of(tiles, q_index, kv_index), 0.1)
 
 
@@ -127,9 +125,7 @@ def test_the_reference_is_dense_attention(dtype: torch.dtype) -> None:
     random, shape = seeded(1), Shape(batch=2, heads=4, head_dim=20)
     tiles, (q, k, v) = tile_list(shape, random), inputs(shape, random, dtype)
     q_index, kv_index = (orders(tiles.heads, n, random) for n in (shape.queries, shape.keys))
-    found = reference.attend_tiles(
-        q, k, v, tiles, scale=0.3, q_index=q_index, kv_index=kv_index
-    )
+    found = reference.attend_tiles(q, k, v, tiles, scale=0.3, q_index=q_index, kv_index=kv_index)
     assert_attention(found, q, k, v, mask_of(tiles, q_index, kv_index), 0.3)
 
 

@@ -51,7 +51,10 @@ def attend_tiles(
     _check(q, k, v, tiles)
     if not scale > 0:
         raise OptionError(f"{_NAME}: scale is {scale}; expected a number above 0.")
-    for what, index, length in (("q_index", q_index, q.shape[2]), ("kv_index", kv_index, k.shape[2])):
+    for what, index, length in (
+        ("q_index", q_index, q.shape[2]),
+        ("kv_index", kv_index, k.shape[2]),
+    ):
         if index is not None:
             checks.require_shape(_NAME, what, index, (tiles.heads, length))
             checks.require_integers(_NAME, {what: index}, q.device)

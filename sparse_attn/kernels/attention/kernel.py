@@ -80,9 +80,7 @@ def _see_tile(
         b_s = tl.where(keep[None, :], b_s, float("-inf"))
     b_p, b_factor, b_m, b_l = weigh(b_s, b_m, b_l, scale)
     b_v1, b_v2 = load_rows(p_v, o_v, s_vd, keep, D, D1, D2, MASKED, LOW, WORK)
-    b_acc1, b_acc2 = add_values(
-        b_p, b_factor, b_v1, b_v2, b_acc1, b_acc2, D2, LOW, WORK, PRECISION
-    )
+    b_acc1, b_acc2 = add_values(b_p, b_factor, b_v1, b_v2, b_acc1, b_acc2, D2, LOW, WORK, PRECISION)
     return b_acc1, b_acc2, b_m, b_l
 
 

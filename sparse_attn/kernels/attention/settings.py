@@ -54,7 +54,11 @@ _SETTINGS: dict[tuple[str, bool, bool], _Three] = {
     ),
     ("sm90", True, False): (Setting(64, 32, 4, 2), Setting(64, 32, 4, 2), Setting(32, 16, 4, 2)),
     ("sm90", True, True): (Setting(64, 32, 8, 2), Setting(64, 32, 8, 2), Setting(32, 16, 4, 2)),
-    ("gfx942", False, False): (Setting(128, 64, 4, 2), Setting(64, 64, 4, 2), Setting(64, 32, 4, 2)),
+    ("gfx942", False, False): (
+        Setting(128, 64, 4, 2),
+        Setting(64, 64, 4, 2),
+        Setting(64, 32, 4, 2),
+    ),
     ("gfx942", False, True): (Setting(128, 64, 8, 2), Setting(64, 64, 4, 2), Setting(64, 32, 4, 2)),
     ("gfx942", True, False): (Setting(64, 32, 4, 1), Setting(64, 32, 4, 1), Setting(32, 16, 4, 1)),
     ("gfx942", True, True): (Setting(64, 32, 4, 1), Setting(64, 32, 4, 1), Setting(32, 16, 4, 1)),
