@@ -81,10 +81,11 @@ def test_heads_that_share_keys_get_their_own_answers(name: str) -> None:
 
 def test_svg1_finds_out_which_heads_look_along_time() -> None:
     # Head 0 has what is near in the raster alike, head 1 what is near where time comes first.
-    walk, _, values = smooth(tokens=256)
+    angles = torch.arange(256.0)[:, None] / torch.tensor([4, 8, 16, 32, 64, 128, 256, 512])
+    near = 3 * torch.cat([angles.cos(), angles.sin()], 1)
     order = torch.from_numpy(frames_last_ranks(LATTICE))
-    q, v = (torch.stack([x[:, 0], x[:, 0, order]], 1) for x in (walk, values))
-    k = q * 2
+    q = k = torch.stack([near, near[order]])[None]
+    v = smooth(tokens=256)[2]
     attending = Attending(SVG1(density=0.3, block=16), q, k, v, place=Place(0, 256, LATTICE))
     attending()
     spatial, temporal = attending.plans[0].q_order  # type: ignore[misc]

@@ -1,23 +1,17 @@
-"""Two parts of one attention as one, in plain torch."""
+"""What joining two parts of a softmax is, in plain torch on any device."""
 
 import torch
 from torch import Tensor
 
 
 def merge_parts(o1: Tensor, lse1: Tensor, o2: Tensor, lse2: Tensor) -> tuple[Tensor, Tensor]:
-    """The attention over the keys of both parts, in the first part's dtype, and its LSE.
-
-    Args:
-        o1: [..., N, D] output of one part.
-        lse1: [..., N] log2 of its sum of exponentials, minus infinity where it is empty.
-        o2: output of the other part.
-        lse2: its LSE.
-    """
-    most = torch.maximum(lse1, lse2)
-    safe = most.where(most.isfinite(), 0)
-    first, second = torch.exp2(lse1 - safe), torch.exp2(lse2 - safe)
-    total = first + second
-    share = (first / total.where(total > 0, 1))[..., None]
-    rest = (second / total.where(total > 0, 1))[..., None]
-    out = o1.to(share.dtype) * share + o2.to(share.dtype) * rest
-    return out.to(o1.dtype), safe + torch.log2(total)
+    """The parts by their shares of the sum of weights."""
+    work = torch.float64 if o1.dtype == torch.float64 else torch.float32
+    top = torch.maximum(lse1, lse2).to(work)
+    # Where neither part saw anything, any finite number keeps (-inf) - (-inf) = NaN away.
+    top = top.where(top.isfinite(), torch.zeros_like(top))
+    w1, w2 = (torch.exp2(lse.to(work) - top) for lse in (lse1, lse2))
+    total = w1 + w2
+    some = total.where(total > 0, torch.ones_like(total))
+    out = o1.to(work) * (w1 / some)[..., None] + o2.to(work) * (w2 / some)[..., None]
+    return out.to(o1.dtype), (top + torch.log2(total)).float()

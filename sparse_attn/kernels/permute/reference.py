@@ -1,40 +1,32 @@
-"""Tokens sorted by label, and what each label's tokens have in common, in plain torch."""
+"""What sorting by label and statistics of clusters are, in plain torch on any device."""
 
 import torch
 from torch import Tensor
 
 
 def sort_by_label(labels: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
-    """The tokens in the order of their labels, int64 [G, N], and sizes, int32 [G, clusters].
-
-    The order is stable.
-
-    Args:
-        labels: [G, N] from 0 up to, not including, `clusters`.
-        clusters: how many labels there are.
-    """
+    """A stable sort, and how often each label occurs."""
     order = labels.argsort(dim=1, stable=True)
-    ones = torch.ones_like(labels, dtype=torch.int32)
-    sizes = ones.new_zeros(len(labels), clusters).scatter_add_(1, labels.long(), ones)
+    sizes = torch.zeros(len(labels), clusters, dtype=torch.int32, device=labels.device)
+    sizes.scatter_add_(1, labels.long(), torch.ones_like(labels, dtype=torch.int32))
     return order, sizes
 
 
 def cluster_stats(x: Tensor, order: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and mean of squares of every cluster, fp32 [G, K, D] each; 0 for empty clusters.
-
-    Args:
-        x: [G, N, D] vectors.
-        order: [G, N] the vectors sorted by cluster.
-        sizes: [G, K] of the clusters.
-    """
+    """Means of the tokens and of their squares, by runs of the order; 0 for empty clusters."""
+    work = torch.float64 if x.dtype == torch.float64 else torch.float32
     groups, clusters = sizes.shape
-    counts = sizes.long().flatten()
-    owner = torch.arange(groups * clusters, device=x.device).repeat_interleave(counts)
-    base = torch.arange(groups, device=x.device)[:, None] * x.shape[1]
-    rows = x.reshape(-1, x.shape[-1])[(order + base).flatten()].float()
-    count = counts.clamp(min=1)[:, None]
-    total, squares = (
-        rows.new_zeros(groups * clusters, x.shape[-1]).index_add_(0, owner, each) / count
-        for each in (rows, rows.square())
-    )
-    return total.view(groups, clusters, -1), squares.view(groups, clusters, -1)
+    place = torch.arange(clusters, device=x.device)
+    means = torch.zeros(2, groups, clusters, x.shape[2], dtype=work, device=x.device)
+    count = sizes.clamp(min=1)[..., None]
+    for g in range(groups):
+        label = place.repeat_interleave(sizes[g])
+        rows = x[g].index_select(0, order[g]).to(work)
+        means[0, g].index_add_(0, label, rows)
+        means[1, g].index_add_(0, label, rows.square())
+    return means[0] / count, means[1] / count
+
+
+def take_tokens(x: Tensor, order: Tensor) -> Tensor:
+    """The tokens in that order."""
+    return x.gather(1, order[..., None].expand(-1, -1, x.shape[2]))

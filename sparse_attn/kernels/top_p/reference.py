@@ -1,28 +1,23 @@
-"""The smallest sets of items that hold a share of the mass, in plain torch."""
+"""What keeping a share of the mass is, in plain torch on any device."""
 
 import torch
 from torch import Tensor
 
-# The width of the last bracket, as a share of the largest weight: below fp32's own steps.
-_HALVINGS = 24
-
 
 def keep_mass(scores: Tensor, p: float) -> Tensor:
-    """The smallest set by thresholds whose mass is at least `p`, bool [G, R, K].
+    """Sorts each row's weights and keeps them until the share is reached, with all equals.
 
-    Items of equal weight are kept or left together. The largest is always kept.
-
-    Args:
-        scores: [G, R, K] log2 of the weights; minus infinity for items that may not be kept.
-        p: share of the mass of each row, above 0 to 1.
+    The sort is what the kernel avoids; on a CPU it costs less than thirty passes over the row.
     """
-    weights = torch.exp2(scores.float() - scores.float().amax(-1, keepdim=True))
-    weights = weights.nan_to_num(nan=0.0)
-    wanted = weights.sum(-1, keepdim=True) * p
-    low = torch.zeros_like(wanted)
-    high = torch.ones_like(wanted)
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        enough = weights.where(weights >= middle, 0).sum(-1, keepdim=True) >= wanted
-        low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
-    return (weights >= low) & (weights > 0)
+    work = torch.float64 if scores.dtype == torch.float64 else torch.float32
+    top = scores.amax(-1, keepdim=True).to(work)
+    # Where a row has nothing, any finite number keeps (-inf) - (-inf) = NaN away.
+    weights = torch.exp2(scores.to(work) - top.where(top.isfinite(), torch.zeros_like(top)))
+    if p >= 1:
+        return weights > 0
+    falling = weights.sort(-1, descending=True).values
+    mass = falling.cumsum(-1)
+    # What comes before the one that reaches the share does not reach it.
+    short = (mass < p * mass[..., -1:]).sum(-1, keepdim=True)
+    least = falling.gather(-1, short.clamp(max=scores.shape[-1] - 1))
+    return (weights >= least) & (weights > 0)
