@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from accel.method import Tunable, require_number
-from sparse_attn.kernels.tail.reference import tail_scores
 from sparse_attn.plan.budget import density_of, keep_density
 from sparse_attn.plan.plan import Plan
 from sparse_attn.plan.samples import attend_scores, relative_error, sample_rows, scores_of
 from sparse_attn.plan.segments import make_plan, with_text
+from sparse_attn.plan.tails import tail_scores
 from sparse_attn.problem import Problem
 from sparse_attn.semantic import SemanticMethod, Side
 from sparse_attn.svg2 import heaviest

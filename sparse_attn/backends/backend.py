@@ -5,6 +5,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sparse_attn.kernels.merge import merge_parts
+from sparse_attn.kernels.tail import attend_tail
 from sparse_attn.plan.plan import Plan
 
 
@@ -74,6 +76,26 @@ def restored(x: Tensor, order: Tensor | None) -> Tensor:
     for head, places in enumerate(index):
         out[head].index_copy_(0, places, x[head])
     return out
+
+
+def finished(
+    out: Tensor, lse: Tensor, q: Tensor, plan: Plan, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Output [B, H, N, D] and LSE [B, H, N] in the original order, the plan's tail included.
+
+    Args:
+        out: [G, N, D] of the plan's tiles, in its order.
+        lse: [G, N] of them.
+        q: [B, H, N, D].
+        plan: what was computed.
+        scale: of the scores.
+    """
+    out = restored(out, plan.q_order).view(*q.shape[:-1], -1)
+    lse = restored(lse, plan.q_order).view(q.shape[:-1])
+    if plan.tail is None:
+        return out, lse
+    rest, rest_lse = attend_tail(q, plan.tail, scale=scale, q_index=plan.q_order)
+    return merge_parts(out, lse, rest, rest_lse)
 
 
 def shared_heads(q: Tensor, k: Tensor) -> int:

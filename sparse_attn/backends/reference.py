@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from sparse_attn.backends.backend import ordered, restored, shared_heads
-from sparse_attn.kernels.tail.reference import LOG2E, tail_scores
 from sparse_attn.plan.plan import Plan
+from sparse_attn.plan.tails import LOG2E, tail_scores
 from sparse_attn.tiles import TileList
 
 

@@ -12,9 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparse_attn.backends.backend import ordered, restored, shared_heads
-from sparse_attn.kernels.merge import merge_parts
-from sparse_attn.kernels.tail import attend_tail
+from sparse_attn.backends.backend import finished, ordered, shared_heads
 from sparse_attn.plan.plan import Plan
 from sparse_attn.tiles import TileList
 
@@ -73,13 +71,7 @@ class TorchBackend:
             for row, part, total in zip(batch, found, sums, strict=True):
                 out[row.head, row.start : row.stop] = part
                 lse[row.head, row.start : row.stop] = total
-        if plan.tail is not None:
-            rest, rest_lse = attend_tail(queries.view(q.shape), plan.tail, scale=scale)
-            out, lse = merge_parts(out, lse, rest.view(out.shape), rest_lse.view(lse.shape))
-        return (
-            restored(out, plan.q_order).view(*q.shape[:-1], -1),
-            restored(lse, plan.q_order).view(q.shape[:-1]),
-        )
+        return finished(out, lse, q, plan, scale)
 
 
 def rows_of(tiles: TileList) -> list[Row]:

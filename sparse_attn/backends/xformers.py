@@ -6,10 +6,8 @@ import math
 import torch
 from torch import Tensor
 
-from sparse_attn.backends.backend import ordered, restored, shared_heads
+from sparse_attn.backends.backend import finished, ordered, shared_heads
 from sparse_attn.backends.torch import rows_of
-from sparse_attn.kernels.merge import merge_parts
-from sparse_attn.kernels.tail import attend_tail
 from sparse_attn.plan.plan import Plan
 
 _LOG2E = math.log2(math.e)
@@ -60,13 +58,7 @@ class XFormersBackend:
             )
             out.flatten(0, 1)[asked] = found
             lse.view(-1)[asked] = sums
-        if plan.tail is not None:
-            rest, rest_lse = attend_tail(queries.view(q.shape), plan.tail, scale=scale)
-            out, lse = merge_parts(out, lse, rest.view(out.shape), rest_lse.view(lse.shape))
-        return (
-            restored(out, plan.q_order).view(q.shape),
-            restored(lse, plan.q_order).view(q.shape[:-1]),
-        )
+        return finished(out, lse, q, plan, scale)
 
 
 def _places(runs: list[tuple[int, int, int]], x: Tensor) -> Tensor:

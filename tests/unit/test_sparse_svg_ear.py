@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from accel.errors import OptionError
-from sparse_attn.kernels.tail.reference import tail_scores
+from sparse_attn.plan.tails import tail_scores
 from sparse_attn.svg2 import SVG2
 from sparse_attn.svg_ear import SVGEAR
 from tests.unit.sparse_problems import Attending, clustered
