@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import metadata
+from itertools import product
 from typing import Any, Protocol, Self
 
 import torch
@@ -174,19 +175,9 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data."""
-        return {
-            **asdict(self),
-            "engaged": self.engaged,
-            "reused": self.reused,
-            "blocks_run": self.blocks_run,
-            "blocks_skipped": self.blocks_skipped,
-            "modules_run": self.modules_run,
-            "modules_skipped": self.modules_skipped,
-            "tokens_run": self.tokens_run,
-            "tokens_skipped": self.tokens_skipped,
-            "scores_run": self.scores_run,
-            "scores_skipped": self.scores_skipped,
-        }
+        parts = product(("blocks", "modules", "tokens", "scores"), ("run", "skipped"))
+        counts = {name: getattr(self, name) for name in map("_".join, parts)}
+        return {**asdict(self), "engaged": self.engaged, "reused": self.reused, **counts}
 
     def to_json(self) -> str:
         """The report as JSON."""

@@ -1,9 +1,10 @@
 """Radial attention: windows that shrink as frames are further apart."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from accel.method import Tunable, require_number
+from accel.method import Tunable
 from sparse_attn.blocks import BlockMethod, block_plan, on_device, raster, require_share
 from sparse_attn.plan.bands import radial
 from sparse_attn.plan.plan import Plan
@@ -25,11 +26,11 @@ class Radial(BlockMethod):
     own.
 
     Attributes:
-        decay: factor on the windows' width, above 0; infinity for everything.
+        decay: factor on the windows' width, above 0; None for windows without end.
         coverage: share of a pair's scores, above 0 to 1.
     """
 
-    decay: float = 1.0
+    decay: float | None = 1.0
     coverage: float = 1 / 3
     dense_steps: float = 0.25
     dense_layers: float = 0.03
@@ -39,18 +40,18 @@ class Radial(BlockMethod):
 
     def _check(self) -> None:
         BlockMethod._check(self)  # noqa: SLF001 -- its own base
-        require_share(self, "decay", self.decay, most=float("inf"))
-        require_number(self, "decay", self.decay, low=0.0)
+        if self.decay is not None:
+            require_share(self, "decay", self.decay, most=math.inf)
         require_share(self, "coverage", self.coverage)
 
     def neutral(self) -> Self:
         """Windows without end."""
-        return replace(self, decay=float("inf"))
+        return replace(self, decay=None)
 
     @property
     def computes_all(self) -> bool:
         """Whether the windows have no end."""
-        return self.decay == float("inf")
+        return self.decay is None
 
     def unfit(self, problem: Problem) -> str | None:
         """A picture of a single block, a single frame, or one whose lattice is not known."""
@@ -63,5 +64,6 @@ class Radial(BlockMethod):
         """What is computed."""
         lattice = problem.place.lattice
         assert lattice is not None, "`unfit` says so otherwise"
+        assert self.decay is not None, "nothing is asked for where windows have no end"
         pattern = on_device(radial(lattice, self.block, self.decay, self.coverage), problem)
         return block_plan(problem, pattern, raster(problem.place.length), self.block)

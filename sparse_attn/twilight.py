@@ -65,7 +65,7 @@ class Twilight(SemanticMethod):
         places = segment_of_places(sizes)
         seen = clusters.gather(2, places[:, None].expand(-1, clusters.shape[1], -1))
         key = problem.key.repeat_interleave(len(order) // len(problem.key), 0)
-        key = key.gather(1, order[..., None].expand_as(key)).float()
+        key = key.gather(1, order[..., None].expand_as(key)).to(queries.mean.dtype)
         weights = queries.mean @ key.mT * (problem.scale * LOG2E)
         # Text and padding are no matter of choice.
         count = keys.sizes.shape[1]

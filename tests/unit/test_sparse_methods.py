@@ -19,6 +19,7 @@ from sparse_attn.sparge_attn import SpargeAttn
 from sparse_attn.sparse_method import SparseMethod
 from sparse_attn.svg1 import SVG1
 from sparse_attn.svg2 import SVG2
+from sparse_attn.svg_ear import SVGEAR
 from sparse_attn.token_sparse import TokenSparse
 from sparse_attn.twilight import Twilight
 from tests.unit.sparse_problems import Attending, clustered
@@ -34,6 +35,14 @@ ENGAGED: dict[str, SparseMethod] = {
     "Jenga": Jenga(block=16),
     "SpargeAttn": SpargeAttn(block=16, topk=0.3, similarity=-1.0),
     "Radial": Radial(block=16, decay=0.3),
+}
+
+EVERY: dict[str, SparseMethod] = {
+    **ENGAGED,
+    "SVGEAR": SVGEAR(q_clusters=8, k_clusters=12, density=0.3),
+    "Rettention": Rettention(block=16),
+    "TokenSparse": TokenSparse(tau=0.3),
+    "error": SVG2(q_clusters=8, k_clusters=12, error=0.1),
 }
 
 
@@ -77,6 +86,24 @@ def test_heads_that_share_keys_get_their_own_answers(name: str) -> None:
         assert grouped.error(out) < 1.3 * single.error(other) + 0.05
     else:
         torch.testing.assert_close(out, other, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", sorted(EVERY))
+def test_every_dtype_gives_the_error_that_fp32_does(name: str, dtype: torch.dtype) -> None:
+    method = EVERY[name]
+    wide = [x.to(dtype).float() for x in clustered(256)]
+    place = Place(4, 248, (4, 2, 31))
+    errors = []
+    for inputs in (wide, [x.to(dtype) for x in wide]):
+        attending = Attending(method, *inputs, place=place)
+        for _ in range(2):
+            out = attending()
+        assert out.dtype == inputs[0].dtype
+        assert bool(out.isfinite().all())
+        errors.append(attending.error(out))
+    # Rounding moves single tokens and blocks to the other side of a threshold.
+    assert errors[1] < 1.2 * errors[0] + 0.02
 
 
 def test_svg1_finds_out_which_heads_look_along_time() -> None:
