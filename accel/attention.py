@@ -270,7 +270,9 @@ class _Route:
             return None
         valid, mask = None, options.get("attn_mask")
         if refusal is None and mask is not None:
-            found = self.scene.masks.valid_keys(mask, query.shape[0], key.shape[2])
+            # Nothing says when a denoiser call ends that is not looked at.
+            masks = KnownMasks() if self.scene.call is None else self.scene.masks
+            found = masks.valid_keys(mask, query.shape[0], key.shape[2])
             valid, refusal = (None, found) if isinstance(found, str) else (found, None)
         if refusal is not None:
             self.reasons[refusal] = None
