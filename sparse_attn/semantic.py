@@ -51,6 +51,8 @@ class Side:
 class SemanticMethod(SparseMethod):
     """Base of the methods that cluster.
 
+    A picture of fewer tokens than clusters were asked for stays dense, and the report says so.
+
     Attributes:
         q_clusters: clusters of each head's queries, from 1; None for one for every 128 tokens.
         k_clusters: clusters of each head's keys, from 1; None for one for every 75 tokens.

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from sparse_attn.kernels.assign import assign
 from sparse_attn.kernels.permute import cluster_stats, sort_by_label
+from sparse_attn.plan.samples import spread_rows
 
 _POWER_STEPS = 4
 
@@ -24,8 +25,7 @@ def first_centroids(x: Tensor, count: int, seed: int) -> Tensor:
     groups, tokens, width = x.shape
     generator = torch.Generator().manual_seed(seed)
     share = torch.rand(groups, count, generator=generator)
-    edges = torch.arange(count + 1) * tokens // count
-    rows = edges[:-1] + (share * edges.diff()).long()
+    rows = spread_rows(share, tokens)
     return x.gather(1, rows.to(x.device)[..., None].expand(-1, -1, width))
 
 

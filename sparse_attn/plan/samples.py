@@ -11,7 +11,18 @@ _LOG2E = math.log2(math.e)
 def sample_rows(tokens: int, count: int, seed: int) -> Tensor:
     """Distinct places of at most `count` of the tokens, sorted, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randperm(tokens, generator=generator)[:count].sort().values
+    return spread_rows(torch.rand(min(count, tokens), generator=generator), tokens)
+
+
+def spread_rows(share: Tensor, tokens: int) -> Tensor:
+    """One place from each of as many stretches as there are draws, [..., count], int64.
+
+    Args:
+        share: [..., count] draws from 0 to below 1, no more than tokens: how far into its stretch.
+        tokens: of the sequence that is cut into stretches.
+    """
+    edges = torch.arange(share.shape[-1] + 1) * tokens // share.shape[-1]
+    return edges[:-1] + (share * edges.diff()).long()
 
 
 def scores_of(q: Tensor, k: Tensor, *, scale: float, valid: Tensor | None = None) -> Tensor:
