@@ -11,12 +11,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import metadata
+from itertools import product
 from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
 REUSING = frozenset({"reused", "forecast"})
+# What makes a call cheaper: reuse between steps, or less attention within one.
+SAVING = REUSING | {"sparse"}
 # So many features that did not fit are named in a sentence.
 _NAMED = 3
 
@@ -28,12 +31,13 @@ class Decision:
     Attributes:
         step: evaluation, counted from 0.
         branch: guidance branch.
-        action: "computed", "reused", "forecast" (extrapolated), or "forced" (a guard overruled the
-            method).
+        action: "computed", "reused", "forecast" (extrapolated), "sparse" (attention computed some
+            of its scores), or "forced" (a guard overruled the method).
         reason: why, in a few words.
         value: the measured change that was compared with the threshold, if one was.
         error: relative L1 distance between what would have been predicted and what a computed call
-            gave, where reuse went before it.
+            gave, where reuse went before it; of sparse attention the relative L2 distance of its
+            output from the exact one, where some queries were sampled (the largest of any head).
         blocks_run: transformer blocks that ran, on half of the batch half of them; in a UNet
             layers, each a resnet and what follows it.
         blocks_skipped: those that did not.
@@ -43,6 +47,9 @@ class Decision:
         tokens_run: tokens of one picture that ran in modules that computed only some of them, each
             module's counted.
         tokens_skipped: those of them that did not.
+        scores_run: scores (of one query and one key) that ran in attention that was offered to a
+            sparse method; attention that the method left alone for its place is not counted.
+        scores_skipped: those of them that did not.
     """
 
     step: int
@@ -57,6 +64,8 @@ class Decision:
     modules_skipped: int = 0
     tokens_run: int = 0
     tokens_skipped: int = 0
+    scores_run: int = 0
+    scores_skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +113,7 @@ class Report:
     @property
     def engaged(self) -> bool:
         """Whether anything was skipped at all."""
-        return self.reused > 0
+        return any(decision.action in SAVING for decision in self.decisions)
 
     @property
     def blocks_run(self) -> int:
@@ -137,6 +146,16 @@ class Report:
         return sum(decision.tokens_skipped for decision in self.decisions)
 
     @property
+    def scores_run(self) -> int:
+        """Scores that ran in attention that was offered to a sparse method, over all calls."""
+        return sum(decision.scores_run for decision in self.decisions)
+
+    @property
+    def scores_skipped(self) -> int:
+        """Scores that did not run there, over all calls."""
+        return sum(decision.scores_skipped for decision in self.decisions)
+
+    @property
     def parts(self) -> tuple[int, int]:
         """How many parts ran and how many did not: modules if any were counted, else blocks."""
         modules = self.modules_run, self.modules_skipped
@@ -156,17 +175,9 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data."""
-        return {
-            **asdict(self),
-            "engaged": self.engaged,
-            "reused": self.reused,
-            "blocks_run": self.blocks_run,
-            "blocks_skipped": self.blocks_skipped,
-            "modules_run": self.modules_run,
-            "modules_skipped": self.modules_skipped,
-            "tokens_run": self.tokens_run,
-            "tokens_skipped": self.tokens_skipped,
-        }
+        parts = product(("blocks", "modules", "tokens", "scores"), ("run", "skipped"))
+        counts = {name: getattr(self, name) for name in map("_".join, parts)}
+        return {**asdict(self), "engaged": self.engaged, "reused": self.reused, **counts}
 
     def to_json(self) -> str:
         """The report as JSON."""
@@ -203,6 +214,10 @@ class Report:
         if tokens:
             share = self.tokens_run / tokens
             rows.append(("tokens", f"{share:.1%} run in modules that computed only some"))
+        scores = self.scores_run + self.scores_skipped
+        if scores:
+            share = self.scores_run / scores
+            rows.append(("scores", f"{share:.1%} run in attention that was offered"))
         if self.most_on_device is not None and self.most_on_host is not None:
             most = f"{_mib(self.most_on_device)} cached on the device at once"
             rows.append(("memory", f"at most {most}, {_mib(self.most_on_host)} on the host"))
@@ -311,7 +326,7 @@ class Timeline:
         if self._events:
             torch.cuda.synchronize(self._device)
         decisions = self._settled()
-        if self._methods and not any(decision.action in REUSING for decision in decisions):
+        if self._methods and not any(decision.action in SAVING for decision in decisions):
             self.warn(_why_nothing(decisions))
         on_device = sum(first.elapsed_time(second) for first, second in self._events) / 1000
         return Report(

@@ -1,5 +1,6 @@
 """Settings for the whole test run."""
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -18,6 +19,20 @@ _FOREIGN_WARNINGS = (
     "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning",
     r"ignore:In CPU autocast, but the target dtype is not supported\.:UserWarning",
 )
+
+
+def _import_triton_to_be_interpreted() -> None:
+    # Triton decides at its first import whether its own functions are compiled or interpreted, and
+    # other libraries may import it first. Without a GPU only the interpreter is of any use. The
+    # variable goes again: only `tests/kernels` asks for kernels on a CPU.
+    if importlib.util.find_spec("triton") is None or torch.cuda.is_available():
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        importlib.import_module("triton.language")
+
+
+_import_triton_to_be_interpreted()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -13,7 +13,7 @@ import accel
 from accel import LightCache
 from accel.engine import engine_of
 from accel.store import Shelved, Store
-from tests.conformance.support import engaging, fresh, pairs
+from tests.conformance.support import FORGETFUL, engaging, fresh, pairs
 from tests.tiny import Case, Pipeline
 from tests.tiny.observe import traces
 from tests.unit.late_swap import LateSwap
@@ -92,7 +92,7 @@ def test_swapping_changes_no_bit(case: Case, name: str, budget: int | None) -> N
     report = handle.report
     assert report.most_on_host is not None
     assert report.most_on_device is not None
-    assert report.most_on_host > 0
+    assert (report.most_on_host > 0) is (name not in FORGETFUL)
     assert max(held) <= report.most_on_device <= (budget or report.most_on_host + 2**20)
     assert not report.not_kept
 
@@ -113,7 +113,7 @@ def test_without_swapping_the_budget_is_kept(case: Case, name: str, budget: int)
         assert report.most_on_host == 0
     refused = any(report.not_kept for report in handle.reports)
     assert refused or torch.equal(latents, fresh(case, method))
-    assert refused or budget > 500
+    assert refused or budget > 500 or name in FORGETFUL
 
 
 @pairs(CASES)

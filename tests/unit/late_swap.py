@@ -40,6 +40,8 @@ class LateSwap(Swap):
         self._done = max(self._done, mark)
 
     def _later(self, source: Tensor) -> Tensor:
-        target = torch.full_like(source, torch.nan)
+        # Labels are kept as well, and whole numbers have no NaN.
+        poison = torch.nan if source.is_floating_point() else torch.iinfo(source.dtype).max
+        target = torch.full_like(source, poison)
         self._asked.append((target, source))
         return target

@@ -1,0 +1,1 @@
+"""The parts that plans are made of, shared by all methods."""
