@@ -75,8 +75,21 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_doctor(commands: "Commands") -> None:
-    parser = _command(commands, "doctor", "what this machine has and what works on it", do.doctor)
+    about = "what this machine has, what works on it, and what a model would cost on it"
+    parser = _command(commands, "doctor", about, do.doctor)
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--prompt", help="for the model (default: one of its own, or a made-up one)"
+    )
+    parser.add_argument("--frames", type=whole_number(1, 1000), help="of a clip")
+    parser.add_argument(
+        "--no-measure",
+        dest="measure",
+        action="store_false",
+        help="predict FLOPs alone where the speed of this device is not known yet",
+    )
+    add_model(parser, default=None)
+    add_acceleration(parser)
 
 
 def _add_compare(commands: "Commands") -> None:

@@ -70,12 +70,23 @@ class Clock:
         Without a scheduler, evaluations are taken to be evenly spaced; None where not even their
         number is known.
         """
-        index = self._offset + self.step
+        return self.time_at(self.step)
+
+    def time_at(self, step: int) -> float | None:
+        """The same of evaluation `step`."""
+        index = self._offset + step
         if index < len(self._times):
             return self._times[index]
         if self._times or self.num_steps is None:
             return None
-        return max(0.0, 1 - self.step / self.num_steps)
+        return max(0.0, 1 - step / self.num_steps)
+
+    @property
+    def times(self) -> tuple[float, ...]:
+        """The same of every evaluation; empty where it is not known of one."""
+        found = [self.time_at(step) for step in range(self.num_steps or 0)]
+        known = tuple(time for time in found if time is not None)
+        return known if len(known) == len(found) else ()
 
     def settle(self, timestep: Any = None) -> None:
         """Fixes the number of evaluations and the first one's place; called at the first one.

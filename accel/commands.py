@@ -8,11 +8,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from accel import batch, compare_page, metrics, zoo
+from accel import batch, compare_page, latency, metrics, zoo
 from accel import doctor as doctor_of
 from accel.batch import Job
 from accel.calibration import calibrate as run_calibrate
@@ -33,14 +33,43 @@ from accel.zoo.scenes import SIDE_PX, parse
 from accel.zoo.video.clips import FRAMES, parse_clip
 from accel.zoo.video.scoring import clip_figures
 
+if TYPE_CHECKING:
+    from accel.cost import Forecast
+
 _FAILED = 1
+_ANY_PROMPT = "a photograph of a red bicycle in front of a white wall"
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """Prints what was found; 1 if something that accel needs is broken."""
+    """Prints what was found, and what a model would cost; 1 if something needed is broken."""
+    asked = options.preset or options.method or options.memory
+    if options.model is None and asked:
+        raise OptionError("--preset, --method and --memory need --model, whose cost they change.")
+    forecast = None if options.model is None else _forecast(options)
     findings = doctor_of.examine()
-    _say(doctor_of.to_json(findings) if options.json else doctor_of.table(findings))
+    if options.json:
+        _say(doctor_of.to_json(findings, None if forecast is None else forecast.to_dict()))
+    else:
+        _say(doctor_of.table(findings) + ("" if forecast is None else f"\n\n{forecast}"))
     return 0 if doctor_of.healthy(findings) else _FAILED
+
+
+def _forecast(options: argparse.Namespace) -> "Forecast":
+    # Counting loads more of torch than other commands need.
+    from accel.cost import forecast  # noqa: PLC0415
+    from accel.observe import observe  # noqa: PLC0415
+
+    source = find(options.model)
+    methods = choose(options.preset, options.method)
+    arguments = call_arguments(source, options)
+    if options.prompt is not None:
+        prompt = check_prompt(options.prompt, "--prompt")
+    else:
+        prompt = source.prompts(1)[0] if source.kind == "zoo" else _ANY_PROMPT
+    pipe = source.load(options.device, options.dtype)
+    observed = observe(pipe, prompt=prompt, **arguments)
+    speed = latency.calibrated if options.measure else latency.stored
+    return forecast(observed, methods, speed(observed.device, observed.dtype))
 
 
 def compare(options: argparse.Namespace) -> int:

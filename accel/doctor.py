@@ -5,7 +5,7 @@ import importlib.util
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -72,9 +72,11 @@ def table(findings: tuple[Finding, ...]) -> str:
     return "\n".join(lines)
 
 
-def to_json(findings: tuple[Finding, ...]) -> str:
-    """Returns the findings as a JSON object: `healthy` and a list of `findings`."""
+def to_json(findings: tuple[Finding, ...], forecast: Mapping[str, Any] | None = None) -> str:
+    """Returns a JSON object: `healthy`, a list of `findings`, and a model's `forecast`, if any."""
     whole = {"healthy": healthy(findings), "findings": [asdict(finding) for finding in findings]}
+    if forecast is not None:
+        whole["forecast"] = forecast
     return json.dumps(whole, indent=2)
 
 

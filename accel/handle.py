@@ -31,6 +31,7 @@ class Status:
     denoisers: tuple[str, ...] = ()
     hooked_modules: int = 0
     generations: int = 0
+    cost: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -42,7 +43,8 @@ class Status:
             f"methods   {', '.join(self.methods) or 'none'}",
             f"denoisers {', '.join(self.denoisers)}; {self.hooked_modules} modules hooked",
         )
-        return "\n".join((*lines, *(f"note      {note}" for note in self.notes)))
+        costs = (f"cost      {cost}" for cost in self.cost)
+        return "\n".join((*lines, *costs, *(f"note      {note}" for note in self.notes)))
 
 
 class Patch:
@@ -133,8 +135,18 @@ class Patch:
             ),
             hooked_modules=sum(engine.hooked_modules for engine in self._engines.values()),
             generations=self._generations,
+            cost=tuple(self._costs()),
             notes=tuple(notes),
         )
+
+    def _costs(self) -> Iterator[str]:
+        """Yields what the newest generation of each denoiser was predicted to gain, and took."""
+        # Counting FLOPs loads more of torch than `import accel` may.
+        from accel.cost import cost_line  # noqa: PLC0415
+
+        for name, engine in self._engines.items():
+            if engine.session.seen is not None:
+                yield cost_line(engine.session.seen, name, self.methods, self.reports)
 
     def serves(
         self,

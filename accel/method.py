@@ -10,6 +10,7 @@ from typing import ClassVar, Self
 
 from accel.errors import ConflictError, OptionError
 from accel.sites import Hook, ModelSites, Site
+from accel.work import Run
 
 
 class Claim(StrEnum):
@@ -89,6 +90,16 @@ class Method(ABC):
             "follows a plan."
         )
 
+    def price(self, model: ModelSites, run: Run) -> Run:  # noqa: ARG002 -- most cannot know
+        """What is left of the work of a generation's evaluations, and what is held for it.
+
+        A method of which the schedule alone decides takes out of `run` what will not run. This one
+        says that it cannot know.
+        """
+        return run.noted(
+            f"{type(self).__name__} decides while it generates; counted as if it left out nothing"
+        )
+
     def suited(self, *, unet: bool) -> "Method":  # noqa: ARG002 -- most are what they are
         """What this method is on a UNet, or on a model with a stack of blocks."""
         return self
@@ -129,6 +140,10 @@ class Only(Method):
         """Yields the method's hooks."""
         yield from self.method.bind(model)
 
+    def price(self, model: ModelSites, run: Run) -> Run:
+        """What the method leaves of it."""
+        return self.method.price(model, run)
+
     def suited(self, *, unet: bool) -> "Only":
         """What the method is there, for the same denoiser."""
         return dataclasses.replace(self, method=self.method.suited(unet=unet))
@@ -153,6 +168,10 @@ class ByModel(Method):
     def bind(self, model: ModelSites) -> Iterator[Binding]:
         """Yields the hooks of the one that fits."""
         yield from self.suited(unet=bool(model.down)).bind(model)
+
+    def price(self, model: ModelSites, run: Run) -> Run:
+        """What the one that fits leaves of it."""
+        return self.suited(unet=bool(model.down)).price(model, run)
 
     def suited(self, *, unet: bool) -> Method:
         """The one that fits."""

@@ -72,13 +72,14 @@ def size(text: str) -> tuple[int, int]:
     return width, height
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: argparse.ArgumentParser, default: str | None = DEFAULT_MODEL) -> None:
     """Adds what is drawn with, and how large and how long."""
     group = parser.add_argument_group("model")
     group.add_argument(
         "--model",
-        default=DEFAULT_MODEL,
-        help="folder of a diffusers pipeline, Hub id, or model of the zoo (default: %(default)s)",
+        default=default,
+        help="folder of a diffusers pipeline, Hub id, or model of the zoo"
+        + (" (default: %(default)s)" if default else ""),
     )
     group.add_argument(
         "--dtype",
@@ -166,6 +167,8 @@ def call_arguments(source: Source, options: argparse.Namespace) -> dict[str, Any
         asked["num_inference_steps"] = options.steps
     if options.size is not None:
         asked["width"], asked["height"] = options.size
+    if getattr(options, "frames", None) is not None:
+        asked["num_frames"] = options.frames
     if options.guidance is not None:
         asked[_guidance_name(source)] = options.guidance
     if parameters is not None:

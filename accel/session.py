@@ -2,17 +2,19 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from threading import RLock, get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from accel.clock import Clock
 from accel.errors import AccelBusyError
 from accel.layers import Call
 from accel.report import Decision, Timeline
 from accel.store import Lane, Store
+from accel.work import Inputs, Work
 
 if TYPE_CHECKING:
     from accel.engine import Engine
@@ -32,6 +34,27 @@ _CONDITIONING = (
 )
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Seen:
+    """What a generation asked of its denoiser, from which its cost can be worked out.
+
+    Attributes:
+        module: the denoiser.
+        inputs: of the calls of its first evaluation, in shape only.
+        evaluations: how many there were; times: see `Clock.times`.
+        device, dtype: of the sample.
+        works: what each call does, filled in by whoever asks first.
+    """
+
+    module: nn.Module
+    inputs: tuple[Inputs, ...]
+    evaluations: int
+    times: tuple[float, ...]
+    device: torch.device
+    dtype: torch.dtype
+    works: tuple[Work, ...] = ()
+
+
 class Generation:
     """State of one denoiser during one pipeline call; all of it is dropped when the call ends."""
 
@@ -44,6 +67,9 @@ class Generation:
         self.context_name: str | None = None
         self._states: dict[tuple[int, str, str], Any] = {}
         self._branches = _Branches(clock)
+        self._first_step: int | None = None
+        self._inputs: list[Inputs] = []
+        self._sample = torch.empty(0)
 
     @property
     def step(self) -> int:
@@ -91,6 +117,23 @@ class Generation:
             (value for name in _CONDITIONING if (value := call.argument(name)) is not None), None
         )
         self.branch = self._branches.find(self.context_name, conditioning)
+        if self._first_step is None:
+            self._first_step, self._sample = self.step, _sample(call)
+        if self.step == self._first_step:
+            self._inputs.append(Inputs.like(call.args, call.kwargs))
+
+    def seen(self, module: nn.Module) -> Seen | None:
+        """What it asked of the denoiser, or None if it asked nothing."""
+        if not self._inputs:
+            return None
+        return Seen(
+            module=module,
+            inputs=tuple(self._inputs),
+            evaluations=self.num_steps or self.step,
+            times=self.clock.times,
+            device=self._sample.device,
+            dtype=self._sample.dtype,
+        )
 
     def close(self) -> None:
         """Sums up and drops all state."""
@@ -101,6 +144,14 @@ class Generation:
             self.timeline.note_memory(self.store, self.store.refused.get(id(self), {}))
         self._states.clear()
         self._branches = _Branches(self.clock)
+
+
+def _sample(call: Call) -> Tensor:
+    """What stands for the sample in form: an empty tensor of its dtype, on its device."""
+    hidden: Any = call.hidden
+    hidden = hidden[0] if isinstance(hidden, (list, tuple)) else hidden
+    dtype = hidden.dtype if isinstance(hidden, Tensor) else torch.float32
+    return torch.empty(0, dtype=dtype, device=_device(call))
 
 
 def _device(call: Call) -> torch.device:
@@ -170,6 +221,8 @@ class Session:
         self.owner = owner
         self.generation: Generation | None = None
         self.enabled = True
+        # Of the newest generation.
+        self.seen: Seen | None = None
         self._lock = RLock()
 
     @contextmanager
@@ -194,6 +247,7 @@ class Session:
             yield self.generation
         finally:
             if self.generation is not None:
+                self.seen = self.generation.seen(self.owner.module) or self.seen
                 self.generation.close()
             self.generation = outer
             self._lock.release()

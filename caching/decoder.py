@@ -8,12 +8,23 @@ from accel.layers import Call
 from accel.method import Binding
 from caching.decode_ahead import DecodeAhead
 from caching.prior_noise import PriorNoise
-from caching.unet import SKIPS, UNetPath, handed, hush, resnets, scales_in_place
+from caching.unet import (
+    SKIPS,
+    UNetPath,
+    handed,
+    hush,
+    layers,
+    resnets,
+    samplers,
+    scales_in_place,
+)
 from caching.unet_cache import UNetCache, UNetRule
 from caching.unet_memory import Memory
 
 _UPSAMPLE = "upsample_size"
 _MIDDLE = (0, -1)
+# The first feature that skips is what enters the way down.
+_ENTRY = "conv_in"
 
 
 class DecoderUNet(UNetCache):
@@ -30,6 +41,18 @@ class DecoderUNet(UNetCache):
     def layers_at_work(self) -> int:
         """Those of the way up."""
         return sum(len(resnets(site)) for site in self.path.up)
+
+    @property
+    def resting_paths(self) -> tuple[str, ...]:
+        """The way down and the middle."""
+        return tuple(site.path for site in (*self.path.down, *self.path.mid))
+
+    @property
+    def kept_paths(self) -> tuple[str, ...]:
+        """What enters the way up: the middle's output and every feature that skips."""
+        ends = [layer[-1].path for site in self.path.down for layer in layers(site)]
+        between = [sampler.path for site in self.path.down for sampler in samplers(site)]
+        return (_ENTRY, *ends, *between, *(site.path for site in self.path.mid))
 
     def bind_parts(self) -> Iterator[Binding]:
         """Yields the hooks of all blocks."""

@@ -9,7 +9,9 @@ from typing import ClassVar, Self
 from accel.errors import OptionError
 from accel.method import Binding, Claim, Method, Tunable, require_number
 from accel.sites import ModelSites
+from accel.work import Run
 from caching.predictor import Hold, Predictor, require_predictor
+from caching.prices import unet_run
 from caching.shallow import ShallowUNet
 from caching.unet import UNetPath
 from caching.unet_cache import UNetRule
@@ -92,6 +94,13 @@ class DeepCache(Method):
             AccelUnsupportedError: if the model is no UNet of the usual layout, or has no such
                 branch.
         """
+        yield from self._cache(model).bind()
+
+    def price(self, model: ModelSites, run: Run) -> Run:
+        """The whole UNet runs at the whole evaluations, its shallow part at the others."""
+        return unet_run(run, self._cache(model))
+
+    def _cache(self, model: ModelSites) -> ShallowUNet:
         path = UNetPath(type(self).__name__, model)
         rule = UNetRule(
             warmup=self.warmup,
@@ -101,7 +110,7 @@ class DeepCache(Method):
             never_rests=self.interval == 1,
             predictor=self.predictor,
         )
-        yield from ShallowUNet(rule, path, path.branch(self.block, self.layer)).bind()
+        return ShallowUNet(rule, path, path.branch(self.block, self.layer))
 
     def _newest_whole(self, step: int, steps: int | None) -> int | None:
         if self.schedule == "uniform":

@@ -9,8 +9,10 @@ from typing import ClassVar, Self
 from accel.errors import OptionError
 from accel.method import Binding, Claim, Method, Tunable, require_number
 from accel.sites import ModelSites
+from accel.work import Run
 from caching.decode_ahead import DecodeAhead
 from caching.decoder import DecoderUNet
+from caching.prices import unet_run
 from caching.prior_noise import PriorNoise
 from caching.unet import UNetPath
 from caching.unet_cache import UNetRule
@@ -86,6 +88,13 @@ class FasterDiffusion(Method):
         Raises:
             AccelUnsupportedError: if the model is no UNet of the usual layout.
         """
+        yield from self._cache(model).bind()
+
+    def price(self, model: ModelSites, run: Run) -> Run:
+        """The whole UNet runs at key evaluations, its decoder at the others."""
+        return unet_run(run, self._cache(model))
+
+    def _cache(self, model: ModelSites) -> DecoderUNet:
         rule = UNetRule(
             warmup=self.warmup,
             tail=self.tail,
@@ -95,7 +104,7 @@ class FasterDiffusion(Method):
         )
         path = UNetPath(type(self).__name__, model)
         ahead = DecodeAhead(self.parallel, lambda step, steps: rule.whole(step, steps) is None)
-        yield from DecoderUNet(rule, path, ahead, PriorNoise(self.prior_noise)).bind()
+        return DecoderUNet(rule, path, ahead, PriorNoise(self.prior_noise))
 
     def _newest_whole(self, step: int, steps: int | None) -> int | None:
         if self.every is not None:

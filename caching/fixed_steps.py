@@ -1,9 +1,10 @@
 """Reuse at steps that are fixed before the generation: no measurement, no wait for the device."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from accel.layers import Call
 from caching.policy import Answer, Ask, Policy
@@ -12,6 +13,22 @@ from caching.predictor import Predictor
 _DUE = Answer(reuse=False, reason="due in this step")
 _BETWEEN = Answer(reuse=True, reason="between computed steps")
 _UNKNOWN = Answer(reuse=False, reason="number of evaluations unknown", firm=True, chosen=False)
+
+
+class Place(Protocol):
+    """An evaluation's place in the schedule: a call of it, or what is known before there is one."""
+
+    @property
+    def step(self) -> int:
+        """Evaluations before it."""
+
+    @property
+    def num_steps(self) -> int | None:
+        """How many there are, if known."""
+
+    @property
+    def time(self) -> float | None:
+        """Where it is on the trained schedule, from 1 (noise) to 0, if known."""
 
 
 class Nothing:
@@ -28,6 +45,14 @@ class Fixed(Policy):
     def new_state(self) -> Nothing:
         """Nothing is remembered."""
         return Nothing()
+
+    def judge(self, state: Any, ask: Ask) -> Answer:  # noqa: ARG002 -- the step alone decides
+        """What is due at the call's place."""
+        return self.at(ask.call)
+
+    @abstractmethod
+    def at(self, place: Place) -> Answer:
+        """Whether an evaluation at this place may reuse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +81,12 @@ class Planned(Fixed):
         """What the longest of the predictors needs."""
         return max((predictor.depth for predictor in self.predictors.values()), default=1)
 
-    def judge(self, state: Any, ask: Ask) -> Answer:  # noqa: ARG002 -- the step alone decides
+    def at(self, place: Place) -> Answer:
         """Computes where the plan says so, or was made for another number of steps."""
-        call = ask.call
-        if self.steps is not None and call.num_steps != self.steps:
-            reason = f"the plan is for {self.steps} steps, this run has {call.num_steps}"
+        if self.steps is not None and place.num_steps != self.steps:
+            reason = f"the plan is for {self.steps} steps, this run has {place.num_steps}"
             return Answer(reuse=False, reason=reason, firm=True, chosen=False)
-        return _DUE if self.compute is None or call.step in self.compute else _BETWEEN
+        return _DUE if self.compute is None or place.step in self.compute else _BETWEEN
 
     def predictor(self, call: Call, usual: Predictor) -> Predictor:
         """The one that the plan has for this evaluation."""
@@ -98,12 +122,11 @@ class Spread(Fixed):
         """With a share of 1 nothing is left out."""
         return self.share < 1
 
-    def judge(self, state: Any, ask: Ask) -> Answer:  # noqa: ARG002 -- the step alone decides
+    def at(self, place: Place) -> Answer:
         """Computes where the plan says so, or while the number of evaluations is unknown."""
-        call = ask.call
-        if call.num_steps is None:
+        if place.num_steps is None:
             return _UNKNOWN
-        return _DUE if call.step in spread(call.num_steps, self.share, self.power) else _BETWEEN
+        return _DUE if place.step in spread(place.num_steps, self.share, self.power) else _BETWEEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,13 +153,13 @@ class Interval(Fixed):
         """What its predictors need."""
         return self.samples
 
-    def judge(self, state: Any, ask: Ask) -> Answer:  # noqa: ARG002 -- the step alone decides
+    def at(self, place: Place) -> Answer:
         """Computes where the interval is over."""
-        return _BETWEEN if self._age(ask.call) else _DUE
+        return _BETWEEN if self._age(place) else _DUE
 
     def predictor(self, call: Call, usual: Predictor) -> Predictor:  # noqa: ARG002 -- the age decides
         """The one for the age; a computed call is checked against the longest that it ends."""
         return self.at_age(self._age(call) or self.every)
 
-    def _age(self, call: Call) -> int:
-        return max(call.step - max(self.warmup - 1, 0), 0) % self.every
+    def _age(self, place: Place) -> int:
+        return max(place.step - max(self.warmup - 1, 0), 0) % self.every

@@ -8,8 +8,10 @@ from typing import Any, ClassVar, Self
 from accel.errors import OptionError
 from accel.method import Binding, Claim, Method, Tunable, require_number
 from accel.sites import ModelSites
+from accel.work import Run
 from caching.fixed_steps import Planned, Spread
 from caching.predictor import Hold, Predictor, Weighted, require_predictor
+from caching.prices import stack_run
 from caching.stack import StackCache, StackRule
 
 # Distilled models spend each of their few evaluations on a large change.
@@ -115,12 +117,24 @@ class LinearPlan(Method):
             AccelUnsupportedError: if the model has no stack of blocks.
         """
         blocks = model.require_blocks("LinearPlan", 1)
-        if self.share is not None:
-            spread = Spread(share=self.share, power=self.power)
-            rule = StackRule(policy=spread, predictor=self.predictor, min_steps=_FEW)
-        else:
-            rule = StackRule(policy=self._of_known_number(), predictor=self.predictor)
+        policy = self._policy()
+        rule = StackRule(policy=policy, predictor=self.predictor, min_steps=self._min_steps)
         yield from StackCache(rule, blocks).bind(model)
+
+    def price(self, model: ModelSites, run: Run) -> Run:
+        """The stack runs at the computed evaluations only."""
+        blocks = model.require_blocks("LinearPlan", 1)
+        policy = self._policy()
+        return stack_run(run, blocks, policy, self.predictor, min_steps=self._min_steps)
+
+    def _policy(self) -> Planned | Spread:
+        if self.share is not None:
+            return Spread(share=self.share, power=self.power)
+        return self._of_known_number()
+
+    @property
+    def _min_steps(self) -> int:
+        return 0 if self.share is None else _FEW
 
     def _of_known_number(self) -> Planned:
         predictors = {step: Weighted(weights) for step, weights in self.weights}

@@ -14,6 +14,7 @@ from accel.layers import Call
 from accel.method import Binding
 from accel.sites import ModelSites, Site, Streams
 from caching.finite import FiniteWatch
+from caching.fixed_steps import Place
 from caching.guards import must_compute, warn_non_finite
 from caching.measure import place
 from caching.prediction import read_prediction
@@ -72,11 +73,11 @@ class Group:
     stretch: float = 0.0
     refresher: Refresher | None = None
 
-    def interval_at(self, call: Call) -> int:
+    def interval_at(self, place: Place) -> int:
         """The interval at this evaluation."""
-        if not self.stretch or not call.num_steps:
+        if not self.stretch or not place.num_steps:
             return self.interval
-        past = call.step / call.num_steps
+        past = place.step / place.num_steps
         return max(1, round(self.interval / (1 + self.stretch * (2 * past - 1))))
 
 
@@ -200,7 +201,7 @@ class OutputCache:
         placed = must_compute(call, warmup=rule.warmup, tail=rule.tail, min_steps=rule.min_steps)
         plan.step, plan.forced = call.step, placed is not None
         plan.reasons = [
-            placed or _due(group, plan.computed.get(number), call)
+            placed or due(group, plan.computed.get(number), call)
             for number, group in enumerate(rule.groups)
         ]
         plan.computed |= {
@@ -313,16 +314,16 @@ def _refresh(tally: _Tally, number: int, refreshed: Refreshed) -> Any:
     return output
 
 
-def _due(group: Group, computed: int | None, call: Call) -> str | None:
+def due(group: Group, computed: int | None, at: Place) -> str | None:
     """Why these modules compute at this evaluation, or None if they need not."""
     low, high = group.window
     if group.interval == 1:
         return "interval 1"
-    if call.time is None and (low, high) != (-math.inf, math.inf):
+    if at.time is None and (low, high) != (-math.inf, math.inf):
         return "place on the schedule unknown"
-    if call.time is not None and not low < call.time < high:
+    if at.time is not None and not low < at.time < high:
         return "outside of the window"
-    if computed is None or call.step - computed >= group.interval_at(call):
+    if computed is None or at.step - computed >= group.interval_at(at):
         return "interval over"
     return None
 

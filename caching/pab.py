@@ -7,8 +7,10 @@ from typing import ClassVar, Self
 from accel.errors import AccelUnsupportedError, OptionError
 from accel.method import Binding, Claim, Method, Tunable, require_number
 from accel.sites import ModelSites, Site
+from accel.work import Run
 from caching.outputs import Group, OutputCache, OutputRule
 from caching.predictor import Hold
+from caching.prices import outputs_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,13 @@ class PAB(Method):
         Raises:
             AccelUnsupportedError: if the model has no attention of a kind that has an interval.
         """
+        yield from OutputCache(self._rule(model)).bind(model)
+
+    def price(self, model: ModelSites, run: Run) -> Run:
+        """The modules run at the evaluations at which they are computed."""
+        return outputs_run(run, self._rule(model))
+
+    def _rule(self, model: ModelSites) -> OutputRule:
         model.require_attention("PAB")
         kinds = (
             ("spatial attention held", model.attention, self.spatial),
@@ -98,7 +107,7 @@ class PAB(Method):
                 f"spatial, {len(model.temporal)} temporal and {len(model.cross)} cross-attention "
                 f"modules and {len(model.mlp)} MLPs. Give one of them an interval."
             )
-        rule = OutputRule(
+        return OutputRule(
             groups=groups,
             depth=1,
             predictor=lambda _, __: Hold(),
@@ -106,7 +115,6 @@ class PAB(Method):
             tail=self.tail,
             min_steps=self.min_steps,
         )
-        yield from OutputCache(rule).bind(model)
 
 
 def _of_first_blocks(mlps: tuple[Site, ...], blocks: int | None) -> tuple[Site, ...]:

@@ -51,6 +51,23 @@ class ShallowUNet(UNetCache):
         """Those above the branch, on the way down and on the way up."""
         return self._layers_above + self._branch.skip + 1
 
+    @property
+    def resting_paths(self) -> tuple[str, ...]:
+        """Everything below the branch."""
+        branch, path = self._branch, self.path
+        whole = (*path.down[branch.down + bool(branch.layer) :], *path.mid, *path.up[: branch.up])
+        inner = [site for site, _ in self._below] if branch.layer else []
+        before = [site for layer in self._before for site in layer]
+        return tuple(site.path for site in (*whole, *inner, *before))
+
+    @property
+    def kept_paths(self) -> tuple[str, ...]:
+        """What ends in front of the layer at which the branch ends."""
+        if self._before:
+            return (self._before[-1][-1].path,)
+        deeper = (*self.path.down[-1:], *self.path.mid, *self.path.up[: self._branch.up])
+        return (deeper[-1].path,)
+
     def bind_parts(self) -> Iterator[Binding]:
         """Yields the hooks of all blocks below the branch and of the two through which it goes."""
         branch, path = self._branch, self.path

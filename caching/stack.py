@@ -118,7 +118,7 @@ class StackCache:
         first, last = rule.policy.head, len(blocks) - rule.tail_blocks
         self._all = blocks
         self._head = blocks[:first]
-        self._segments = _segments(blocks[first:last])
+        self._segments = segments_of(blocks[first:last])
         self._skippable = last - first
         self._blocks = len(blocks)
         self._now: _Memory | None = None
@@ -378,7 +378,8 @@ def _unmeasured(memory: _Memory, ask: Ask) -> Answer | None:
     return _forced(NON_FINITE) if refuted else None
 
 
-def _segments(blocks: Sequence[Site]) -> list[list[Site]]:
+def segments_of(blocks: Sequence[Site]) -> list[list[Site]]:
+    """Runs of blocks that carry their streams alike, each of which has one residual."""
     segments: list[list[Site]] = []
     for site in blocks:
         if segments and (last := segments[-1][-1]).io == site.io and last.segment == site.segment:

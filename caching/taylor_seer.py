@@ -7,9 +7,11 @@ from typing import ClassVar, Self
 from accel.errors import OptionError
 from accel.method import Binding, Claim, Method, Tunable, require_number
 from accel.sites import ModelSites
+from accel.work import Run
 from caching.fixed_steps import Interval
 from caching.outputs import Group, OutputCache, OutputRule, parts_of
 from caching.predictor import Damped, Newton, Predictor
+from caching.prices import outputs_run, stack_run
 from caching.stack import StackCache, StackRule
 
 TARGETS = ("modules", "stack")
@@ -83,30 +85,44 @@ class TaylorSeer(Method):
         if self.target == "stack":
             yield from self._whole(model)
         else:
-            yield from self._apart(model)
+            yield from OutputCache(self._apart(model)).bind(model)
+
+    def price(self, model: ModelSites, run: Run) -> Run:
+        """The stack, or the modules, run at the computed evaluations only."""
+        if self.target != "stack":
+            return outputs_run(run, self._apart(model))
+        return stack_run(
+            run,
+            model.require_blocks("TaylorSeer", 1),
+            self._policy(),
+            Newton(self.max_order),
+            warmup=self.warmup,
+            tail=self.tail,
+            min_steps=self.min_steps,
+        )
+
+    def _policy(self) -> Interval:
+        depth = Newton(self.max_order).depth
+        return Interval(every=self.interval, warmup=self.warmup, samples=depth, at_age=self._at_age)
 
     def _whole(self, model: ModelSites) -> Iterator[Binding]:
-        newton = Newton(self.max_order)
-        policy = Interval(
-            every=self.interval, warmup=self.warmup, samples=newton.depth, at_age=self._at_age
-        )
         rule = StackRule(
-            policy=policy,
-            predictor=newton,
+            policy=self._policy(),
+            predictor=Newton(self.max_order),
             warmup=self.warmup,
             tail=self.tail,
             min_steps=self.min_steps,
         )
         yield from StackCache(rule, model.require_blocks("TaylorSeer", 1)).bind(model)
 
-    def _apart(self, model: ModelSites) -> Iterator[Binding]:
+    def _apart(self, model: ModelSites) -> OutputRule:
         model.require_attention("TaylorSeer")
         whole, modules = parts_of(model)
         groups = (
             Group(name="modules forecast", sites=modules, interval=self.interval),
             Group(name="blocks forecast", sites=whole, interval=self.interval, residual=True),
         )
-        rule = OutputRule(
+        return OutputRule(
             groups=tuple(group for group in groups if group.sites),
             depth=self.max_order + 1,
             predictor=lambda _, age: self._at_age(age),
@@ -114,7 +130,6 @@ class TaylorSeer(Method):
             tail=self.tail,
             min_steps=self.min_steps,
         )
-        yield from OutputCache(rule).bind(model)
 
     def _at_age(self, age: int) -> Predictor:
         newton = Newton(self.max_order)

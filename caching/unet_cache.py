@@ -69,6 +69,16 @@ class UNetCache(ABC):
     def layers_at_work(self) -> int:
         """Layers that run while the others rest."""
 
+    @property
+    @abstractmethod
+    def resting_paths(self) -> tuple[str, ...]:
+        """The modules that rest while the others run."""
+
+    @property
+    @abstractmethod
+    def kept_paths(self) -> tuple[str, ...]:
+        """The modules whose outputs are kept for those evaluations."""
+
     @abstractmethod
     def bind_parts(self) -> Iterator[Binding]:
         """Yields the hooks of what rests and of what is kept."""
