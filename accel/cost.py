@@ -98,8 +98,7 @@ class Forecast:
             *(("", f"{count / total:6.1%}  {part}") for part, count in self.parts.items() if count),
             (
                 "bytes",
-                f"{self.weights / _MIB:.1f} MiB of weights; what multiplies nothing moves "
-                f"{self.moved / _MIB:.1f} MiB an evaluation",
+                f"{self.weights / _MIB:.1f} MiB of weights, {self.moved / _MIB:.1f} MiB moved by norms",
             ),
             ("speed-up", self.summary),
             ("energy", self._energy()),

@@ -51,44 +51,18 @@ class TileList:
             q_sizes: [G, Q] tokens of each query block, which may be 0.
             kv_sizes: [G, K] tokens of each key block, which may be 0.
         """
-        heads, q_blocks, kv_blocks = keep.shape
-        seen = keep & (kv_sizes > 0)[:, None]
-        # Empty blocks do not tear a run apart: what counts is the last block that has tokens.
-        place = torch.arange(kv_blocks, device=keep.device).where(kv_sizes > 0, -1)
-        before = torch.cat([place.new_full((heads, 1), -1), place[:, :-1].cummax(1).values], 1)
-        follows = seen.gather(2, before.clamp(min=0)[:, None].expand_as(seen))
-        first = seen & ~(follows & (before >= 0)[:, None])
-        starts = _starts(kv_sizes)
-        group, row, block = first.nonzero(as_tuple=True)
-        rows = group * q_blocks + row
-        covered = (seen * kv_sizes[:, None]).cumsum(2)
-        # Where a run starts, what was covered before it is known; the next run's start, or the
-        # row's end, tells its length.
-        done = covered[group, row, block] - kv_sizes[group, block]
-        total = covered[..., -1].flatten()
-        last = torch.ones_like(rows, dtype=torch.bool)
-        last[:-1] = rows[1:] != rows[:-1]
-        until = torch.where(last, total[rows], done.roll(-1))
-        offsets = torch.bincount(rows, minlength=heads * q_blocks).cumsum(0)
-        begin = torch.cat([offsets.new_zeros(1), offsets[:-1]])
+        heads, q_blocks, _ = keep.shape
+        upto, starts, lengths = _runs(keep & (kv_sizes > 0)[:, None], kv_sizes)
+        begin = torch.cat([upto.new_zeros(1), upto[:-1]])
         some = (q_sizes > 0).flatten()
         every = torch.arange(heads, device=keep.device).repeat_interleave(q_blocks)
+        firsts = _starts(q_sizes).flatten()
+        rows = (tensor[some] for tensor in (every, firsts, q_sizes.flatten(), begin, upto))
         return cls(
             heads,
             int(q_sizes[0].sum()),
             int(kv_sizes[0].sum()),
-            *(
-                tensor.to(torch.int32)
-                for tensor in (
-                    every[some],
-                    _starts(q_sizes).flatten()[some],
-                    q_sizes.flatten()[some],
-                    begin[some],
-                    offsets[some],
-                    starts[group, block],
-                    until - done,
-                )
-            ),
+            *(tensor.to(torch.int32) for tensor in (*rows, starts, lengths)),
         )
 
     @property
@@ -202,6 +176,32 @@ class TileList:
             return
         first = int(wrong.nonzero()[0, 0])
         raise OptionError(f"TileList: row {first if rows is None else int(rows[first])} {what}.")
+
+
+def _runs(seen: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """How many runs there are up to each row's last, [G * Q], and where all start and how long.
+
+    Args:
+        seen: [G, Q, K] bool, never where a block is empty.
+        sizes: [G, K].
+    """
+    heads, q_blocks, kv_blocks = seen.shape
+    # Empty blocks do not tear a run apart: what counts is the last block that has tokens.
+    place = torch.arange(kv_blocks, device=seen.device).where(sizes > 0, -1)
+    before = torch.cat([place.new_full((heads, 1), -1), place[:, :-1].cummax(1).values], 1)
+    follows = seen.gather(2, before.clamp(min=0)[:, None].expand_as(seen))
+    first = seen & ~(follows & (before >= 0)[:, None])
+    group, row, block = first.nonzero(as_tuple=True)
+    rows = group * q_blocks + row
+    covered = (seen * sizes[:, None]).cumsum(2)
+    # Where a run starts, what was covered before it is known; the next run's start, or the row's
+    # end, tells its length.
+    done = covered[group, row, block] - sizes[group, block]
+    last = torch.ones_like(rows, dtype=torch.bool)
+    last[:-1] = rows[1:] != rows[:-1]
+    until = torch.where(last, covered[..., -1].flatten()[rows], done.roll(-1))
+    upto = torch.bincount(rows, minlength=heads * q_blocks).cumsum(0)
+    return upto, _starts(sizes)[group, block], until - done
 
 
 def _starts(sizes: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """TeaCache, MagCache, BWCache and fixed plans on chains of blocks computed by hand."""
 
-import dataclasses
 import math
 from typing import Any
 
@@ -13,35 +12,9 @@ from caching.learning import Learnt, Lesson
 from caching.magnitude_drift import at, curve
 from caching.modulated_change import estimate, fit
 from caching.stack_method import Watcher
-from tests.unit.toys import Chain, drive, ones
+from tests.unit.toys import OPEN, Chain, Started, drive, ones
 
-OPEN: dict[str, Any] = {"warmup": 0, "tail": 0, "min_steps": 0, "max_streak": None}
 IDENTITY = (1.0, 0.0)
-
-
-class Started:
-    """A patched chain 1 -> 2 -> 6 -> 30 that has had its probing call."""
-
-    def __init__(self, method: accel.Method) -> None:
-        self.model = Chain(2, 3, 5)
-        self.handle = accel.patch(self.model, method)
-        self.drive(1)
-
-    def drive(self, *inputs: float) -> list[float]:
-        """Returns the outputs of one generation."""
-        for block in self.model.blocks:
-            block.calls = 0
-        return [float(output) for output in drive(self.model, self.handle, ones(*inputs))]
-
-    @property
-    def pattern(self) -> str:
-        """One letter a call of the newest generation: c where it computed, r where it did not."""
-        skipped = (decision.blocks_skipped for decision in self.handle.report.decisions)
-        return "".join("r" if blocks else "c" for blocks in skipped)
-
-    @property
-    def reasons(self) -> list[str]:
-        return [decision.reason for decision in self.handle.report.decisions]
 
 
 def powers(ratio: float, count: int) -> list[float]:
@@ -304,75 +277,6 @@ def test_bwcache_keeps_little_of_long_streams() -> None:
     assert handle.report.bytes_held == residual + sketches
 
 
-def test_observed_errors_move_the_threshold_towards_the_wanted_error() -> None:
-    # Held 28, true 56: an error of 0.5, four times what is wanted, so the threshold is halved.
-    options = {**OPEN, "max_streak": 1}
-    started = Started(FirstBlockCache(threshold=2.0, target_error=0.125, **options))
-    started.drive(1, 2, 2, 2)
-    assert started.pattern == "crcr"
-    assert started.reasons[1] == "change below 2"
-    assert started.reasons[3] == "change below 1"
-    # A quarter of what is wanted doubles it.
-    started = Started(FirstBlockCache(threshold=0.5, target_error=2.0, **options))
-    started.drive(1, 1.4, 2, 2)
-    assert started.reasons[3] == "change below 1"
-
-
-FALLING = tuple((float(-k), k * math.log(0.9)) for k in range(20))
-STEERED = [
-    # Held 29, true 58 where the step after a reused one is computed: an error of 0.5 again.
-    (
-        TeaCache(
-            threshold=2.0, coefficients=IDENTITY, target_error=0.125, **OPEN | {"max_streak": 1}
-        ),
-        [1, 2, 2, 2],
-        "sum below 1",
-    ),
-    (
-        MagCache(
-            threshold=0.3,
-            retention=0.0,
-            magnitudes=FALLING,
-            target_error=0.125,
-            **OPEN | {"max_streak": 1},
-        ),
-        [1, 2, 2, 2],
-        "drift within 0.15",
-    ),
-    # The test after the reused step 2 finds outputs doubled, a change of 1.
-    (
-        BWCache(threshold=2.0, reuse=1, target_error=0.125, **OPEN),
-        [1, 1, 1, 2, 2, 2, 2, 2],
-        "change at least 1",
-    ),
-]
-
-
-@pytest.mark.parametrize(("method", "inputs", "reason"), STEERED)
-def test_every_threshold_can_be_steered(method: Any, inputs: list[float], reason: str) -> None:
-    started = Started(method)
-    started.drive(*inputs)
-    assert reason in started.reasons
-    # What is not steered keeps its threshold.
-    fixed = Started(dataclasses.replace(method, target_error=None))
-    fixed.drive(*inputs)
-    assert reason not in fixed.reasons
-
-
-def test_an_error_of_nothing_leaves_the_threshold_alone() -> None:
-    options = {**OPEN, "max_streak": 1}
-    started = Started(FirstBlockCache(threshold=2.0, target_error=0.125, **options))
-    started.drive(1, 1, 1, 1)
-    assert started.reasons[3] == "change below 2"
-
-
-def test_a_steered_threshold_stays_within_eight_times() -> None:
-    options = {**OPEN, "max_streak": 1}
-    started = Started(FirstBlockCache(threshold=0.8, target_error=100.0, **options))
-    started.drive(*[1 + 0.01 * k for k in range(16)])
-    assert started.reasons[15] == "change below 6.4"
-
-
 NEEDS_POSITIVE = [
     (TeaCache, {"threshold": -1.0}, "threshold"),
     (TeaCache, {"coefficients": ()}, "coefficients is empty"),
@@ -384,8 +288,6 @@ NEEDS_POSITIVE = [
     (MagCache, {"magnitudes": ((0.0, 1.0), (1.0, 0.0))}, "below the one before"),
     (BWCache, {"threshold": "x"}, "threshold"),
     (BWCache, {"reuse": 0}, "reuse"),
-    (FirstBlockCache, {"target_error": 0.0}, "target_error"),
-    (MagCache, {"target_error": math.nan}, "target_error"),
 ]
 
 

@@ -7,6 +7,9 @@ from torch import Tensor, nn
 
 import accel
 
+OPEN: dict[str, Any] = {"warmup": 0, "tail": 0, "min_steps": 0, "max_streak": None}
+"""No guard of a stack cache but those that its own inputs trip."""
+
 
 class Scale(nn.Module):
     """A block that multiplies its stream."""
@@ -115,3 +118,28 @@ def probed(model: nn.Module, method: Any, *inputs: Any) -> accel.Patch:
         if hasattr(module, "calls") and isinstance(module.calls, int):
             module.calls = 0
     return handle
+
+
+class Started:
+    """A patched chain 1 -> 2 -> 6 -> 30 that has had its probing call."""
+
+    def __init__(self, method: accel.Method) -> None:
+        self.model = Chain(2, 3, 5)
+        self.handle = accel.patch(self.model, method)
+        self.drive(1)
+
+    def drive(self, *inputs: float) -> list[float]:
+        """Returns the outputs of one generation."""
+        for block in self.model.blocks:
+            block.calls = 0
+        return [float(output) for output in drive(self.model, self.handle, ones(*inputs))]
+
+    @property
+    def pattern(self) -> str:
+        """One letter a call of the newest generation: c where it computed, r where it did not."""
+        skipped = (decision.blocks_skipped for decision in self.handle.report.decisions)
+        return "".join("r" if blocks else "c" for blocks in skipped)
+
+    @property
+    def reasons(self) -> list[str]:
+        return [decision.reason for decision in self.handle.report.decisions]

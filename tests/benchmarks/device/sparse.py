@@ -12,6 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import accel
+from accel.bench import Ratio, write_record
 from sparse_attn import SVG2, SVGEAR
 from sparse_attn.kernels import target
 from sparse_attn.kernels.attention import HEAD_DIMS, attend_tiles
@@ -24,11 +29,6 @@ from sparse_attn.kernels.attention.settings import (
     specialized,
 )
 from sparse_attn.tiles import TileList
-from torch import Tensor
-from torch.nn import functional as F
-
-import accel
-from accel.bench import Ratio, write_record
 from tests.benchmarks.moving import MovingItems
 from tests.benchmarks.replay import Replay, Streams
 
@@ -172,7 +172,7 @@ def _rate(
 
 
 def streams_of(lattice: tuple[int, int, int], heads: int, evaluations: int) -> list[Streams]:
-    """Moving items with as many heads as asked for: four of them, repeated with noise of its own."""
+    """Moving items in as many heads as asked for: four, repeated with noise of their own."""
     few = MovingItems(*lattice, head_dim=128, evaluations=evaluations).streams()
     return [tuple(_repeated(part, heads) for part in parts) for parts in few]  # type: ignore[misc]  # three in each
 
@@ -203,23 +203,28 @@ def _layer(model: Replay, method: Any, exact: Tensor) -> dict[str, Any]:
         handle.disable()
         plain = milliseconds(lambda: model.evaluate(2))
         handle.enable()
-        out: list[Tensor] = []
-        with handle.generation(3):
-            first = milliseconds(lambda: model.evaluate(0))
-            handle.advance()
-            model.evaluate(1)
-            handle.advance()
-            later = milliseconds(lambda: out.append(model.evaluate(2)))
-        rounds.append((plain, first, later, out[0]))
+        rounds.append((plain, *_generation(model, handle)))
     decision = handle.report.decisions[-1]
     handle.unpatch()
-    plain_s, first_s, later_s = ([row[index] / 1000 for row in rounds[1:]] for index in range(3))
+    plain_s, first_s, later_s = ([row[part] / 1000 for row in rounds[1:]] for part in range(3))
     return {
         "density": decision.scores_run / (decision.scores_run + decision.scores_skipped),
         "error": float((rounds[-1][3].float() - exact).norm() / exact.norm()),
         "first": Ratio.of(plain_s, first_s).to_dict(),
         "later": Ratio.of(plain_s, later_s).to_dict(),
     }
+
+
+def _generation(model: Replay, handle: accel.Patch) -> tuple[float, float, Tensor]:
+    """Milliseconds of the first and of the third evaluation, and what the third gave."""
+    out: list[Tensor] = []
+    with handle.generation(3):
+        first = milliseconds(lambda: model.evaluate(0))
+        handle.advance()
+        model.evaluate(1)
+        handle.advance()
+        later = milliseconds(lambda: out.append(model.evaluate(2)))
+    return first, later, out[0]
 
 
 def whole_model() -> Iterator[dict[str, Any]]:
