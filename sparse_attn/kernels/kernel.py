@@ -38,10 +38,12 @@ def load_part(
         inside = o_d[None, :] < D
         if MASKED:
             inside = inside & keep[:, None]
-        return tl.load(p_part, mask=inside, other=0.0)
-    if MASKED:
-        return tl.load(p_part, mask=keep[:, None], other=0.0)
-    return tl.load(p_part)
+        b_x = tl.load(p_part, mask=inside, other=0.0)
+    elif MASKED:
+        b_x = tl.load(p_part, mask=keep[:, None], other=0.0)
+    else:
+        b_x = tl.load(p_part)
+    return b_x
 
 
 @triton.jit

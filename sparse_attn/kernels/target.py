@@ -14,6 +14,9 @@ _YES = ("1", "true", "on", "yes", "y")
 _OLDEST = (8, 0)
 _HOPPER, _BLACKWELL = 9, 10
 
+# The online softmax counts on fused multiply-adds, which Triton will not make unasked.
+OPTIONS = {"enable_fp_fusion": True}
+
 
 def installed() -> bool:
     """Whether Triton can be imported."""

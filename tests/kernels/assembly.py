@@ -64,6 +64,8 @@ def compile_case(case: Case) -> dict[str, Any]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    from sparse_attn.kernels.target import OPTIONS
+
     kernel = getattr(importlib.import_module(case.module), case.function)
     signature = {
         name: "constexpr" if name in case.constants else case.types.get(name, "i32")
@@ -84,7 +86,7 @@ def compile_case(case: Case) -> dict[str, Any]:
     made = triton.compile(
         source,
         target=GPUTarget(*_TARGETS[case.arch]),
-        options={"num_warps": case.warps, "num_stages": case.stages},
+        options={"num_warps": case.warps, "num_stages": case.stages, **OPTIONS},
     )
     read = _of_amd if "amdgcn" in made.asm else _of_nvidia
     return {"shared": made.metadata.shared, **read(made.asm)}

@@ -14,6 +14,8 @@ __all__ = ["assign", "settings_for"]
 _NAME = "assign"
 # Wider rows would need another loop, and no attention has them.
 _WIDEST = 256
+# Above, blocks of the usual size need more registers than there are.
+_WIDE = 128
 
 
 def assign(x: Tensor, centroids: Tensor) -> Tensor:
@@ -52,7 +54,7 @@ def assign(x: Tensor, centroids: Tensor) -> Tensor:
 
 def settings_for(arch: str, head_dim: int, dtype: torch.dtype) -> dict[str, Any]:
     """Block sizes, warps and stages."""
-    narrow = dtype == torch.float32 or head_dim > 128 or arch == "gfx942"
+    narrow = dtype == torch.float32 or head_dim > _WIDE or arch == "gfx942"
     rows = 64 if narrow else 128
     return {"BN": rows, "BK": 32 if narrow else 64, "STAGES": 2, "num_warps": 4 if narrow else 8}
 
@@ -69,4 +71,5 @@ def _launch(x: Tensor, centroids: Tensor, half: Tensor, labels: Tensor) -> None:
         **target.widths(head_dim),
         **target.arithmetic(x.dtype, arch),
         **settings,
+        **target.OPTIONS,
     )

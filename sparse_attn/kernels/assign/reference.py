@@ -15,7 +15,7 @@ def assign(x: Tensor, centroids: Tensor) -> Tensor:
     work = torch.float64 if x.dtype == torch.float64 else torch.float32
     c = centroids.to(x.dtype).to(work)
     half = half_squares(c)
-    parts = x.split(max(1, _SCORES // max(1, x.shape[0] * c.shape[1])), 1)
+    parts = torch.split(x, max(1, _SCORES // max(1, x.shape[0] * c.shape[1])), 1)
     labels = [(p.to(work) @ c.transpose(1, 2)).sub_(half[:, None]).argmax(2) for p in parts]
     return torch.cat(labels, 1).to(torch.int32)
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from accel.errors import OptionError
 from sparse_attn.kernels import checks, target
 from sparse_attn.kernels.attention import reference
-from sparse_attn.kernels.attention.launch import Indices, choose, run
+from sparse_attn.kernels.attention.launch import Indices, Operands, attend
 from sparse_attn.kernels.attention.settings import HEAD_DIMS
 from sparse_attn.tiles import TileList
 
@@ -34,10 +34,12 @@ def attend_tiles(
 
     Args:
         q: [B, H, N, D] of any strides. On a GPU D is 64, 72, 80, 96 or 128.
-        k, v: [B, Hk, M, D], where Hk divides H.
+        k: [B, Hk, M, D], where Hk divides H.
+        v: the same for values.
         tiles: for G = B * H heads, N queries and M keys.
         scale: factor on the scores, more than 0.
-        q_index, kv_index: [G, N] and [G, M] which token stands at each place, every token once.
+        q_index: [G, N] which query stands at each place, every one once; None where they stay.
+        kv_index: [G, M] the same for keys and values.
 
     Returns:
         [B, H, N, D] in the dtype of q, and the base-2 logarithm of the sum of
@@ -65,7 +67,7 @@ def attend_tiles(
     checks.require_head_dim(_NAME, q.shape[-1], HEAD_DIMS)
     indices = Indices(*(i if i is None else _places_last(i) for i in (q_index, kv_index)))
     with torch.no_grad():
-        return run(q, k, v, tiles, scale, indices, choose(q, tiles))
+        return attend(Operands(q, k, v, indices, scale), tiles)
 
 
 def _places_last(index: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def attend_tiles(
             queries = q_index[head, queries]
         b, h = divmod(head, heads)
         b_k, b_v = (t[b, h // group].index_select(0, keys).to(work) for t in (k, v))
-        for part in queries.split(max(1, _SCORES // max(1, len(keys)))):
+        for part in torch.split(queries, max(1, _SCORES // max(1, len(keys)))):
             b_out, b_lse = _softmax(q[b, h].index_select(0, part).to(work), b_k, b_v, scale)
             out[b, h].index_copy_(0, part, b_out.to(q.dtype))
             lse[b, h].index_copy_(0, part, b_lse.float())

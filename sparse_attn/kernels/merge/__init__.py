@@ -17,8 +17,10 @@ def merge_parts(o1: Tensor, lse1: Tensor, o2: Tensor, lse2: Tensor) -> tuple[Ten
     """The output and LSE of an attention over the keys of both parts.
 
     Args:
-        o1, o2: [B, H, N, D] of one dtype and any strides, D up to 256 on a GPU.
-        lse1, lse2: [B, H, N] float32, in base 2; minus infinity where a part saw nothing.
+        o1: [B, H, N, D] output of one part, of any strides, D up to 256 on a GPU.
+        lse1: [B, H, N] its LSE in base 2; minus infinity where it saw nothing.
+        o2: output of the other part, in the same dtype.
+        lse2: its LSE.
 
     Returns:
         [B, H, N, D] in the dtype of `o1`, and float32 [B, H, N]; 0 and minus infinity where
@@ -56,5 +58,6 @@ def _launch(o1: Tensor, lse1: Tensor, o2: Tensor, lse2: Tensor) -> tuple[Tensor,
         LOW=arithmetic["LOW"],
         WORK=arithmetic["WORK"],
         num_warps=4,
+        **target.OPTIONS,
     )
     return out, lse

@@ -47,7 +47,8 @@ def cluster_stats(x: Tensor, order: Tensor, sizes: Tensor) -> tuple[Tensor, Tens
 
     Args:
         x: [G, N, D] tokens of any strides, D up to 256 on a GPU.
-        order, sizes: [G, N] and [G, K] as `sort_by_label` gives them.
+        order: [G, N] which token stands at each place, as `sort_by_label` gives it.
+        sizes: [G, K] tokens of each cluster, which stand behind one another.
 
     Raises:
         OptionError: for shapes, dtypes or devices that do not go together, and tensors that need
@@ -88,13 +89,15 @@ def _sort(labels: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
     tiles = -(-tokens // TILE)
     counts = torch.zeros(groups, tiles, clusters, dtype=torch.int32, device=labels.device)
     common = (tokens, clusters, labels.stride(0))
-    count_labels[(tiles, groups)](labels, counts, *common, BT=TILE, num_warps=4)
+    count_labels[(tiles, groups)](labels, counts, *common, BT=TILE, num_warps=4, **target.OPTIONS)
     # A label's tokens begin behind those of smaller labels, and a tile's behind earlier tiles'.
     by_label = counts.transpose(1, 2).flatten(1)
     first = (by_label.cumsum(1) - by_label).to(torch.int32)
     first = first.view(groups, clusters, tiles).transpose(1, 2).contiguous()
     order = torch.empty(groups, tokens, dtype=torch.int64, device=labels.device)
-    place_tokens[(tiles, groups)](labels, first, order, *common, BT=TILE, BC=CHUNK, num_warps=4)
+    place_tokens[(tiles, groups)](
+        labels, first, order, *common, BT=TILE, BC=CHUNK, num_warps=4, **target.OPTIONS
+    )
     return order, counts.sum(1).to(torch.int32)
 
 
@@ -119,5 +122,6 @@ def _gather(
             LOW=arithmetic["LOW"],
             WORK=arithmetic["WORK"],
             num_warps=4,
+            **target.OPTIONS,
         )
     return mean, square

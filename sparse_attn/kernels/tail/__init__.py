@@ -99,6 +99,7 @@ def _launch(q: Tensor, tail: Tail, scale: float, q_index: Tensor | None) -> tupl
         **target.widths(head_dim),
         **target.arithmetic(q.dtype, arch),
         **settings,
+        **target.OPTIONS,
         Q_GATHER=q_index is not None,
         VARIANCE=tail.variance is not None,
     )

@@ -34,6 +34,13 @@ def _second_order(
     return b_s + products(b_q1 * b_q1, b_q2 * b_q2, b_v1, b_v2, D2, PRECISION) * factor
 
 
+@triton.jit
+def _rows_of_skips(p_skipped, p_segments, keep, first, K):
+    """[places, 1] pointers to the row of `skipped` that holds for each place."""
+    segment = tl.load(p_segments, mask=keep, other=0).to(tl.int64)
+    return p_skipped + (first + segment)[:, None] * K
+
+
 # fmt: off
 @triton.jit
 def attend_clusters(
@@ -53,8 +60,7 @@ def attend_clusters(
         tokens = tl.load(p_q_index + i_g * s_qi_g + places, mask=keep, other=0).to(tl.int64)
     p_rows = p_q + i_b * s_qb + i_h * s_qh
     b_q1, b_q2 = load_rows(p_rows, tokens * s_qn, s_qd, keep, D, D1, D2, True, LOW, WORK)
-    segment = tl.load(p_segment + i_g * N + places, mask=keep, other=0).to(tl.int64)
-    p_skips = p_skipped + (i_g * R + segment)[:, None] * K
+    p_skips = _rows_of_skips(p_skipped, p_segment + i_g * N + places, keep, i_g * R, K)
     b_acc1, b_acc2, b_m, b_l = empty_sums(BM, D1, D2)
     for first in tl.range(0, K, BK, num_stages=STAGES):
         o_k = first + tl.arange(0, BK)
@@ -74,7 +80,7 @@ def attend_clusters(
         b_acc1, b_acc2 = add_values(
             b_p, b_factor, b_v1, b_v2, b_acc1, b_acc2, D2, LOW, WORK, PRECISION)
     b_out1, b_out2, b_lse = finish(b_acc1, b_acc2, b_m, b_l, D2)
-    p_out += i_b * s_ob + i_h * s_oh
-    store_rows(p_out, tokens * s_on, s_od, keep, b_out1, b_out2, D, D1, D2, LOW, WORK)
+    p_rows = p_out + i_b * s_ob + i_h * s_oh
+    store_rows(p_rows, tokens * s_on, s_od, keep, b_out1, b_out2, D, D1, D2, LOW, WORK)
     tl.store(p_lse + i_g * N + tokens, b_lse, mask=keep)
 # fmt: on

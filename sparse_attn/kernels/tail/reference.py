@@ -22,7 +22,7 @@ def attend_tail(
     for g in range(q.shape[0] * q.shape[1]):
         b, h = divmod(g, q.shape[1])
         places = torch.arange(q.shape[2], device=q.device)
-        for part in places.split(chunk):
+        for part in torch.split(places, chunk):
             tokens = part if q_index is None else q_index[g, part].long()
             rows = q[b, h].index_select(0, tokens).to(work)
             scores = _scores(rows, tail, g, scale).masked_fill(

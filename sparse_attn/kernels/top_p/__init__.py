@@ -54,5 +54,6 @@ def _launch(scores: Tensor, p: float) -> Tensor:
         BK=chunk,
         ALL=p >= 1,
         num_warps=4,
+        **target.OPTIONS,
     )
     return keep.view(torch.bool)
