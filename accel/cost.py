@@ -89,6 +89,8 @@ class Forecast:
 
     def _rows(self) -> list[tuple[str, str]]:
         total = sum(self.parts.values())
+        weights, moved = self.weights / _MIB, self.moved / _MIB
+        beside = "what multiplies nothing moves"
         each = f"{self.calls} call{'s' * (self.calls > 1)} each"
         rows = [
             ("model", f"{self.model}, {self.tokens} tokens"),
@@ -96,11 +98,7 @@ class Forecast:
             ("steps", f"{self.evaluations} evaluations, {each}"),
             ("work", f"{amount(total)}FLOP an evaluation"),
             *(("", f"{count / total:6.1%}  {part}") for part, count in self.parts.items() if count),
-            (
-                "bytes",
-                f"{self.weights / _MIB:.1f} MiB of weights; what multiplies nothing moves "
-                f"{self.moved / _MIB:.1f} MiB an evaluation",
-            ),
+            ("bytes", f"{weights:.1f} MiB of weights; {beside} {moved:.1f} MiB an evaluation"),
             ("speed-up", self.summary),
             ("energy", self._energy()),
         ]
