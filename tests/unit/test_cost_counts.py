@@ -198,6 +198,16 @@ def test_a_missing_input_is_named_with_what_the_model_takes() -> None:
         count(models.wan(), inputs)
 
 
+def test_inputs_in_shape_hold_nothing_of_the_call() -> None:
+    tensor = torch.ones(2, 3)
+    deep = Inputs.like((tensor,), {"a": {"b": [tensor, 1, "x"]}, "c": (None, tensor.double())})
+    assert deep.light
+    assert deep.args[0].device.type == deep.kwargs["a"]["b"][0].device.type == "meta"
+    assert (deep.args[0].shape, deep.kwargs["c"][1].dtype) == (tensor.shape, torch.float64)
+    assert not Inputs.like((), {"cache": [object()]}).light
+    assert not Inputs((tensor,)).light
+
+
 def test_sizes_that_do_not_fit_are_shown() -> None:
     inputs = wan_inputs()
     wrong = {**inputs.kwargs, "encoder_hidden_states": empty(1, 5, 7)}
