@@ -16,6 +16,7 @@ from accel.session import Seen
 from accel.work import Part, Run
 
 _UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
+_MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ class Forecast:
         else:
             plain, planned = self.plain.seconds, self.planned.seconds
             basis = f"{planned:.3g} s in the denoiser instead of {plain:.3g} s"
-        return f"{self.speedup:.2f}x predicted ({basis}), {_mib(self.held)} held"
+        return f"{self.speedup:.2f}x predicted ({basis}), {self.held / _MIB:.1f} MiB held"
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers for JSON."""
@@ -88,6 +89,8 @@ class Forecast:
 
     def _rows(self) -> list[tuple[str, str]]:
         total = sum(self.parts.values())
+        weights, moved = self.weights / _MIB, self.moved / _MIB
+        beside = "what multiplies nothing moves"
         each = f"{self.calls} call{'s' * (self.calls > 1)} each"
         rows = [
             ("model", f"{self.model}, {self.tokens} tokens"),
@@ -95,7 +98,7 @@ class Forecast:
             ("steps", f"{self.evaluations} evaluations, {each}"),
             ("work", f"{amount(total)}FLOP an evaluation"),
             *(("", f"{count / total:6.1%}  {part}") for part, count in self.parts.items() if count),
-            ("bytes", f"{_mib(self.weights)} of weights, {_mib(self.moved)} moved by norms"),
+            ("bytes", f"{weights:.1f} MiB of weights; {beside} {moved:.1f} MiB an evaluation"),
             ("speed-up", self.summary),
             ("energy", self._energy()),
         ]
@@ -239,7 +242,3 @@ def cost_line(seen: Seen, name: str, methods: Sequence[Method], reports: Iterabl
     newest = [report for report in reports if report.model == model][-1:]
     took = "".join(f"; {report.denoiser_seconds:.3g} s measured" for report in newest)
     return f"{model}: {found.summary}{took}"
-
-
-def _mib(count: float) -> str:
-    return f"{count / 2**20:.1f} MiB"

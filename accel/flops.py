@@ -61,7 +61,7 @@ def count(module: nn.Module, inputs: Inputs, *, on_meta: bool = True) -> Counted
     model = module
     if on_meta:
         model = without_weights(module)
-        replay_repeats(model, counter.entries)
+        replay_repeats(model, counter.entries, counter.roles)
         inputs = Inputs.like(inputs.args, inputs.kwargs)
     try:
         with counter.watching(model), torch.no_grad():
@@ -110,7 +110,7 @@ class _Counter:
         self.entries: dict[str, Entry] = {}
         self._name = type(uncompiled(module)).__name__
         self._sites = sites
-        self._roles = roles_of(module, sites)
+        self.roles = roles_of(module, sites)
         self._running = [""]
         self._lengths = (0, 0)
         self._batch = 1
@@ -135,7 +135,7 @@ class _Counter:
     def book(self, flops: float, moved: float, *, core: bool, convolution: bool) -> None:
         """Counts one operation."""
         path = self._running[-1]
-        part = part_of(self._roles[path], core=core, convolution=convolution)
+        part = part_of(self.roles[path], core=core, convolution=convolution)
         entry = self.entries.get(path, Entry())
         booked = Entry({part: flops} if flops else {}, moved, 1.0, entry.weights, entry.output)
         self.entries[path] = entry.plus(booked)

@@ -1,6 +1,6 @@
 """Blocks that are alike run once: a model of sixty equal blocks is counted in a few calls."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,27 +12,33 @@ from accel.work import Entry
 _PLAIN = (int, float, bool, str, type(None), torch.dtype)
 
 
-def replay_repeats(module: nn.Module, entries: dict[str, Entry]) -> None:
+def replay_repeats(
+    module: nn.Module, entries: dict[str, Entry], roles: Mapping[str, Hashable]
+) -> None:
     """Has every module of a list answer as an equal one did before it, in form only.
 
     Only for a copy on the meta device, whose forwards this replaces: two blocks with the same
-    settings and shapes of parameters and arguments then do the same. What the first wrote into
-    `entries` is written for the others.
+    settings, roles and shapes of parameters and arguments then do the same. What the first wrote
+    into `entries` is written for the others.
     """
     known: dict[Hashable, tuple[dict[str, Entry], Any]] = {}
     for path, child in module.named_modules():
         if isinstance(child, nn.ModuleList):
             for name, block in child.named_children():
-                _wrap(block, f"{path}.{name}" if path else name, entries, known)
+                place = f"{path}.{name}" if path else name
+                _wrap(
+                    block, place, entries, (*_structure(block), *_roles(block, place, roles)), known
+                )
 
 
 def _wrap(
     block: nn.Module,
     path: str,
     entries: dict[str, Entry],
+    structure: Hashable,
     known: dict[Hashable, tuple[dict[str, Entry], Any]],
 ) -> None:
-    original, structure = block.forward, tuple(_structure(block))
+    original = block.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         key = (structure, _signature((args, kwargs)))
@@ -55,6 +61,11 @@ def _added(
     for name, entry in after.items():
         if name == path or name.startswith(f"{path}."):
             yield name[len(path) :], entry.minus(before.get(name, Entry()))
+
+
+def _roles(block: nn.Module, place: str, roles: Mapping[str, Hashable]) -> Iterator[Hashable]:
+    for path, _ in block.named_modules():
+        yield roles[f"{place}.{path}" if path else place]
 
 
 def _structure(block: nn.Module) -> Iterator[Hashable]:

@@ -123,8 +123,9 @@ class Generation:
             self._inputs.append(Inputs.like(call.args, call.kwargs))
 
     def seen(self, module: nn.Module) -> Seen | None:
-        """What it asked of the denoiser, or None if it asked nothing."""
-        if not self._inputs:
+        """What it asked of the denoiser, or None if that was nothing, or nothing to be kept."""
+        # Objects of the pipeline's own, such as key/value caches, may hold much.
+        if not self._inputs or not all(inputs.light for inputs in self._inputs):
             return None
         return Seen(
             module=module,

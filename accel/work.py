@@ -9,6 +9,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+
 
 class Part(StrEnum):
     """What work is done for; how it grows with the picture differs from part to part."""
@@ -59,7 +61,7 @@ class Entry:
     def scaled(self, shares: Mapping[Part, float], rest: float) -> "Entry":
         """Each part's FLOPs times its share, all else times `rest`. The weights stay."""
         flops = {part: count * shares.get(part, 1.0) for part, count in self.flops.items()}
-        return replace(self, flops=flops, moved=self.moved * rest, launches=self.launches)
+        return replace(self, flops=flops, moved=self.moved * rest)
 
 
 # Not slotted: what is summed up is kept.
@@ -259,6 +261,21 @@ class Inputs:
     def like(cls, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Self:
         """The shapes of a call's arguments, however deep in lists and mappings."""
         return cls(tuple(map(shape_of, args)), {key: shape_of(kwargs[key]) for key in kwargs})
+
+    @property
+    def light(self) -> bool:
+        """Whether nothing in it is more than a shape or a plain value, so that it may be kept."""
+        return all(map(_light, (*self.args, *self.kwargs.values())))
+
+
+def _light(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.device.type == "meta"
+    if isinstance(value, Mapping):
+        return all(map(_light, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_light, value))
+    return isinstance(value, _PLAIN)
 
 
 def shape_of(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """What caches that follow the schedule alone leave of a generation's work, and what they hold."""
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from accel.sites import Site
 from accel.work import Run
@@ -36,7 +37,8 @@ def stack_run(
     ends = (segment[-1] for segment in segments_of(blocks))
     one = sum(run.whole.output(site.path) for site in ends)
     depth = max(predictor.depth, policy.depth)
-    return _rest(run, blocks, resting).holding(_copies(run, resting, depth) * one)
+    copies = _copies(run, resting, depth) + min(predictor.trail, _longest(resting))
+    return _rest(run, blocks, resting).holding(copies * one)
 
 
 def outputs_run(run: Run, rule: OutputRule) -> Run:
@@ -79,6 +81,15 @@ def _rests(rule: UNetRule, step: int, run: Run) -> bool:
 
 def _rest(run: Run, sites: Iterable[Site], steps: Sequence[int]) -> Run:
     return run.without((site.path for site in sites), steps)
+
+
+def _longest(steps: Sequence[int]) -> int:
+    """The longest row of evaluations without a gap."""
+    longest = row = 0
+    for before, step in pairwise((-2, *steps)):
+        row = row + 1 if step == before + 1 else 1
+        longest = max(longest, row)
+    return longest
 
 
 def _copies(run: Run, resting: Sequence[int], depth: int) -> int:
