@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torch import nn
+
 from accel.errors import AccelError, OptionError
 from accel.flops import count
 from accel.latency import Device, stored
@@ -200,11 +202,12 @@ def _side(runs: Sequence[Run], device: Device | None) -> Side:
     return Side(flops=flops, seconds=seconds, joules=device.joules(seconds))
 
 
-def observed_before(seen: Seen, name: str) -> Observed:
+def observed_before(seen: Seen, module: nn.Module, name: str) -> Observed:
     """What a generation that has run asked of its denoiser, from the shapes of its first calls.
 
     Args:
         seen: what the session wrote down.
+        module: the denoiser.
         name: of the pipeline's component.
 
     Raises:
@@ -213,9 +216,9 @@ def observed_before(seen: Seen, name: str) -> Observed:
     """
     if not seen.inputs:
         raise OptionError("The generation called no denoiser; expected one that ran a step.")
-    seen.works = seen.works or tuple(count(seen.module, inputs).work for inputs in seen.inputs)
+    seen.works = seen.works or tuple(count(module, inputs).work for inputs in seen.inputs)
     return Observed(
-        module=seen.module,
+        module=module,
         name=name,
         calls=seen.works,
         evaluations=seen.evaluations,
@@ -225,18 +228,25 @@ def observed_before(seen: Seen, name: str) -> Observed:
     )
 
 
-def cost_line(seen: Seen, name: str, methods: Sequence[Method], reports: Iterable[Report]) -> str:
+def cost_line(
+    seen: Seen,
+    module: nn.Module,
+    name: str,
+    methods: Sequence[Method],
+    reports: Iterable[Report],
+) -> str:
     """What a generation that has run was predicted to gain, and the seconds that it took.
 
     Args:
         seen: what the session wrote down.
+        module: the denoiser.
         name: of the pipeline's component.
         methods: that were on.
         reports: the newest last; the newest of this denoiser tells the seconds.
     """
-    model = type(seen.module).__name__
+    model = type(module).__name__
     try:
-        found = forecast(observed_before(seen, name), methods)
+        found = forecast(observed_before(seen, module, name), methods)
     except AccelError as error:
         return f"{model}: unknown. {error}"
     newest = [report for report in reports if report.model == model][-1:]

@@ -146,7 +146,9 @@ class Patch:
 
         for name, engine in self._engines.items():
             if engine.session.seen is not None:
-                yield cost_line(engine.session.seen, name, self.methods, self.reports)
+                yield cost_line(
+                    engine.session.seen, engine.module, name, self.methods, self.reports
+                )
 
     def serves(
         self,

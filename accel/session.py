@@ -7,7 +7,7 @@ from threading import RLock, get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from accel.clock import Clock
 from accel.errors import AccelBusyError
@@ -39,14 +39,12 @@ class Seen:
     """What a generation asked of its denoiser, from which its cost can be worked out.
 
     Attributes:
-        module: the denoiser.
         inputs: of the calls of its first evaluation, in shape only.
         evaluations: how many there were; times: see `Clock.times`.
         device, dtype: of the sample.
         works: what each call does, filled in by whoever asks first.
     """
 
-    module: nn.Module
     inputs: tuple[Inputs, ...]
     evaluations: int
     times: tuple[float, ...]
@@ -122,13 +120,12 @@ class Generation:
         if self.step == self._first_step:
             self._inputs.append(Inputs.like(call.args, call.kwargs))
 
-    def seen(self, module: nn.Module) -> Seen | None:
+    def seen(self) -> Seen | None:
         """What it asked of the denoiser, or None if that was nothing, or nothing to be kept."""
         # Objects of the pipeline's own, such as key/value caches, may hold much.
         if not self._inputs or not all(inputs.light for inputs in self._inputs):
             return None
         return Seen(
-            module=module,
             inputs=tuple(self._inputs),
             evaluations=self.num_steps or self.step,
             times=self.clock.times,
@@ -248,8 +245,8 @@ class Session:
             yield self.generation
         finally:
             if self.generation is not None:
-                self.seen = self.generation.seen(self.owner.module) or self.seen
                 self.generation.close()
+                self.seen = self.generation.seen() or self.seen
             self.generation = outer
             self._lock.release()
 
