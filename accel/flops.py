@@ -7,7 +7,6 @@ The copy's tensors are on torch's meta device: shapes are worked out and nothing
 import copy
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
@@ -23,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from accel.errors import AccelUnsupportedError, OptionError
 from accel.parts import part_of, roles_of, sites_to_count
+from accel.probe import tensors_of
 from accel.repeats import replay_repeats
 from accel.sites import ModelSites, uncompiled
 from accel.work import Entry, Inputs, Work
@@ -91,16 +91,6 @@ def without_weights(module: nn.Module) -> nn.Module:
         if getattr(processor, "_attention_backend", None) is not None:
             processor._attention_backend = None  # noqa: SLF001 -- diffusers has no other name for it
     return bare.eval()
-
-
-def tensors_of(value: Any) -> Iterator[Tensor]:
-    """The tensors of an output or argument, however deep in lists and mappings."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from (tensor for entry in value.values() for tensor in tensors_of(entry))
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        yield from (tensor for entry in value for tensor in tensors_of(entry))
 
 
 class _Counter:

@@ -14,8 +14,9 @@ from accel.clock import Clock
 from accel.copies import Overlay
 from accel.engine import engine_of
 from accel.errors import AccelError, AccelUnsupportedError, ConflictError, OptionError
-from accel.flops import Counted, count, tensors_of
+from accel.flops import Counted, count
 from accel.models import find_denoisers
+from accel.probe import tensors_of
 from accel.work import Inputs, Work
 
 

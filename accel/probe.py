@@ -286,11 +286,11 @@ def _copied(output: Any) -> Any:
 
 def _difference(again: Callable[[], Any], output: Any) -> str:
     """What is wrong with a second run of a denoiser call, or "" if it gives the output again."""
-    expected = list(_flat(output))
+    expected = list(tensors_of(output))
     devices = {tensor.device for tensor in expected if tensor.device.type == "cuda"}
     try:
         with torch.no_grad(), torch.random.fork_rng(devices):
-            found = list(_flat(again()))
+            found = list(tensors_of(again()))
     except Exception as error:  # noqa: BLE001 -- whatever it is, it says that the model cannot be skipped
         return f"it fails ({type(error).__name__}: {error})"
     if len(found) == len(expected) and all(map(_same, found, expected)):
@@ -298,13 +298,14 @@ def _difference(again: Callable[[], Any], output: Any) -> str:
     return "it gives another output, so more of them matters than the streams that accel knows"
 
 
-def _flat(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        yield from (tensor for value in output.values() for tensor in _flat(value))
-    elif isinstance(output, Sequence) and not isinstance(output, str):
-        yield from (tensor for value in output for tensor in _flat(value))
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """The tensors of an output or argument, however deep in lists and mappings."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (tensor for entry in value.values() for tensor in tensors_of(entry))
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        yield from (tensor for entry in value for tensor in tensors_of(entry))
 
 
 def _same(found: Tensor, expected: Tensor) -> bool:
