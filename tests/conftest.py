@@ -18,6 +18,8 @@ _FOREIGN_WARNINGS = (
     r"ignore:flex_attention called without torch\.compile\(\):UserWarning",
     "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning",
     r"ignore:In CPU autocast, but the target dtype is not supported\.:UserWarning",
+    # The interpreter of Triton 3.6, which numpy 2.4 is too new for.
+    "ignore:Conversion of an array with ndim > 0 to a scalar is deprecated:DeprecationWarning",
 )
 
 

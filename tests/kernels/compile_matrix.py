@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from sparse_attn.kernels import assign, tail
+from sparse_attn.kernels import assign, merge, permute, tail, top_p
 from sparse_attn.kernels.attention.settings import (
     HEAD_DIMS,
     Setting,
@@ -31,9 +31,12 @@ TABLE = Path(__file__).with_name("compiled.json")
 ARCHS = ("sm80", "sm90", "sm100", "gfx942")
 # What the hardware multiplies matrices with.
 MATRIX = {"sm80": "HMMA", "sm90": "HGMMA", "sm100": "UTCHMMA", "gfx942": "MFMA"}
+# Newer cards' own instructions take 64 rows; below, there are those of older ones.
+_ROWS_OF_NEWER = 64
 
-# Head dimensions that need the most registers: the widest in two parts, and the widest.
-TIGHT = (96, 128)
+# The head dimension that needs the most registers, and those that warps apart are compiled for.
+WIDEST = HEAD_DIMS[-1]
+SPECIALIZED = (96, 128)
 
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 _ROWS = (
@@ -46,6 +49,11 @@ _FUNCTIONS = {
     Way.SPECIALIZED: "attend_specialized_rows",
 }
 _ATTENTION = "sparse_attn.kernels.attention.kernel"
+
+
+def matrix_of(arch: str, rows: int) -> str:
+    """The instruction that blocks of this height must be multiplied with."""
+    return "HMMA" if arch.startswith("sm") and rows < _ROWS_OF_NEWER else MATRIX[arch]
 
 
 def attention(
@@ -78,7 +86,10 @@ def attention(
         types=types,
         warps=setting.warps,
         stages=setting.stages,
-        wants=(MATRIX[arch], *(() if setting.way == Way.POINTERS else ("UTMALDG",))),
+        wants=(
+            matrix_of(arch, setting.block_m),
+            *(() if setting.way == Way.POINTERS else ("UTMALDG",)),
+        ),
     )
 
 
@@ -94,13 +105,13 @@ def assigning(arch: str, head_dim: int, dtype: torch.dtype) -> Case:
         constants={**widths(head_dim), **arithmetic(dtype, arch), **settings, "s_xd": 1, "s_cd": 1},
         types={"p_x": f"*{kind}", "p_c": f"*{kind}", "p_half": "*fp32", "p_label": "*i32"},
         warps=warps,
-        wants=(MATRIX[arch],),
+        wants=(matrix_of(arch, settings["BN"]),),
     )
 
 
 def tails(arch: str, head_dim: int, dtype: torch.dtype) -> Case:
     """Attention to pseudo-keys with float32 centroids and variances, through an index."""
-    kind, settings = _NAMES[dtype], tail.settings_for(arch, head_dim, dtype)
+    kind, settings = _NAMES[dtype], tail.settings_for(arch, dtype)
     warps = settings.pop("num_warps")
     floats = dict.fromkeys(("p_k", "p_v", "p_bias", "p_var", "p_lse"), "*fp32")
     return Case(
@@ -126,8 +137,29 @@ def tails(arch: str, head_dim: int, dtype: torch.dtype) -> Case:
             "half_square": "fp32",
         },
         warps=warps,
-        wants=(MATRIX[arch],),
+        wants=(matrix_of(arch, settings["BM"]),),
     )
+
+
+def others(arch: str) -> Iterator[Case]:
+    """The kernels that multiply no matrices."""
+    size = widths(80)
+    low = {name: arithmetic(torch.bfloat16, arch)[name] for name in ("LOW", "WORK")}
+    rows = dict.fromkeys(("p_x", "p_sorted", "p_o1", "p_o2", "p_out"), "*bf16")
+    floats = dict.fromkeys(("p_mean", "p_square", "p_lse1", "p_lse2", "p_lse", "p_score"), "*fp32")
+    whole = {"p_label": "*i32", "p_count": "*i32", "p_first": "*i32", "p_size": "*i32"}
+    types = {**rows, **floats, **whole, "p_order": "*i64", "p_begin": "*i64"}
+    types |= {"p_keep": "*i8", "p": "fp32"}
+    for op, function, constants in (
+        ("permute", "count_labels", {"BT": permute.TILE}),
+        ("permute", "place_tokens", {"BT": permute.TILE, "BC": permute.CHUNK}),
+        ("permute", "sum_clusters", {**size, **low, "BN": permute.ROWS, "COPY": True, "s_xd": 1}),
+        ("merge", "merge_rows", {**size, **low, "BN": merge.ROWS, "s_1d": 1, "s_2d": 1, "s_od": 1}),
+        ("top_p", "keep_share", {"BK": top_p.CHUNK, "ALL": False, "s_k": 1}),
+    ):
+        module = f"sparse_attn.kernels.{op}.kernel"
+        warps = permute.WARPS if function == "place_tokens" else 4
+        yield Case(function, module, function, arch, constants, types, warps)
 
 
 def representative() -> list[Case]:
@@ -146,30 +178,33 @@ def representative() -> list[Case]:
 
 
 def every() -> Iterator[Case]:
-    """Every kernel that multiplies matrices: each setting where it is tightest, some elsewhere."""
+    """Every kernel; of attention each head dimension, and each setting at the widest."""
     half, full = torch.bfloat16, torch.float32
     for arch in ARCHS:
         for head_dim in HEAD_DIMS:
             yield from _of(arch, head_dim)
-        yield attention(arch, 128, torch.float16, settings_for(arch, 128, half, Way.POINTERS)[0])
-        for head_dim in (96, 128):
-            setting = settings_for(arch, head_dim, full, Way.POINTERS)[0]
-            yield attention(arch, head_dim, full, setting, gather=True)
-        for dtype, head_dim in ((half, 96), (full, 128)):
-            yield assigning(arch, head_dim, dtype)
-            yield tails(arch, head_dim, dtype)
+        setting = settings_for(arch, WIDEST, full, Way.POINTERS)[0]
+        yield attention(arch, WIDEST, full, setting, gather=True)
+        for dtype in (half, full):
+            yield assigning(arch, WIDEST, dtype)
+            yield tails(arch, WIDEST, dtype)
+    for arch in ("sm90", "gfx942"):
+        yield from others(arch)
 
 
 def _of(arch: str, head_dim: int) -> Iterator[Case]:
-    dtype, tight = torch.bfloat16, head_dim in TIGHT
+    dtype, widest = torch.bfloat16, head_dim == WIDEST
     first, *others = dict.fromkeys(settings_for(arch, head_dim, dtype, Way.POINTERS))
-    yield attention(arch, head_dim, dtype, first)
-    for setting in (first, *(others if tight else ())):
+    for setting in (first, *(others if widest else ())):
         yield attention(arch, head_dim, dtype, setting, gather=True)
+    if widest:
+        yield attention(arch, head_dim, dtype, first)
     if described(arch, dtype):
         first, *others = dict.fromkeys(settings_for(arch, head_dim, dtype, Way.DESCRIPTORS))
-        for setting in (first, *(others if tight else ()), specialized(arch)):
+        for setting in (first, *(others if widest else ())):
             yield attention(arch, head_dim, dtype, setting)
+        if head_dim in SPECIALIZED:
+            yield attention(arch, head_dim, dtype, specialized(arch))
 
 
 def main() -> None:
@@ -190,7 +225,9 @@ def main() -> None:
         print(json.dumps(made))
         return
     table = json.loads(TABLE.read_text("utf-8")) if TABLE.exists() else {}
-    table.setdefault(triton.__version__, {}).update(made)
+    whole = not (options.only or options.representative)
+    kept = {} if whole else table.get(triton.__version__, {})
+    table[triton.__version__] = kept | made
     TABLE.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", "utf-8")
 
 

@@ -54,9 +54,11 @@ def assign(x: Tensor, centroids: Tensor) -> Tensor:
 
 def settings_for(arch: str, head_dim: int, dtype: torch.dtype) -> dict[str, Any]:
     """Block sizes, warps and stages."""
-    narrow = dtype == torch.float32 or head_dim > _WIDE or arch == "gfx942"
-    rows = 64 if narrow else 128
-    return {"BN": rows, "BK": 32 if narrow else 64, "STAGES": 2, "num_warps": 4 if narrow else 8}
+    if dtype == torch.float32:
+        return {"BN": 32, "BK": 16, "STAGES": 2, "num_warps": 4}
+    if head_dim > _WIDE or arch == "gfx942":
+        return {"BN": 64, "BK": 32, "STAGES": 2, "num_warps": 4}
+    return {"BN": 128, "BK": 64, "STAGES": 2, "num_warps": 8}
 
 
 def _launch(x: Tensor, centroids: Tensor, half: Tensor, labels: Tensor) -> None:

@@ -75,9 +75,9 @@ _HALF: dict[tuple[str, Way], tuple[Three, Three, Three]] = {
     ("sm100", Way.DESCRIPTORS): (_BLACKWELL,) * 3,
     ("gfx942", Way.POINTERS): (_AMD, _AMD, (Setting(128, 64, 8, 2), *_AMD[1:])),
 }
-# float32 takes twice the room and three products for each.
-_FULL: Three = (Setting(64, 32, 8, 2), Setting(64, 32, 8, 2), Setting(32, 16, 4, 2))
-_FULL_AMD: Three = (Setting(64, 32, 4, 1), Setting(64, 32, 4, 1), Setting(32, 16, 4, 1))
+# float32 takes twice the room, and each of its products is three.
+_FULL: Three = (Setting(32, 16, 8, 2),) * 3
+_FULL_AMD: Three = (Setting(64, 16, 4, 1),) * 3
 # What is not listed is like another: cards for desks have sm80's instructions.
 _LIKE = {"sm86": "sm80", "cpu": "sm80", "sm100": "sm90"}
 

@@ -9,8 +9,8 @@ from sparse_attn.kernels.permute import reference
 
 __all__ = ["cluster_stats", "permute_with_stats", "sort_by_label"]
 
-# Tokens of a tile of the counting sort, and of a chunk that they are compared with.
-TILE, CHUNK = 512, 64
+# Tokens of a tile of the counting sort, of a chunk that they are compared with, and its warps.
+TILE, CHUNK, WARPS = 512, 16, 8
 # Tokens of a cluster that are summed at a time.
 ROWS = 32
 _WIDEST = 256
@@ -96,7 +96,7 @@ def _sort(labels: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
     first = first.view(groups, clusters, tiles).transpose(1, 2).contiguous()
     order = torch.empty(groups, tokens, dtype=torch.int64, device=labels.device)
     place_tokens[(tiles, groups)](
-        labels, first, order, *common, BT=TILE, BC=CHUNK, num_warps=4, **target.OPTIONS
+        labels, first, order, *common, BT=TILE, BC=CHUNK, num_warps=WARPS, **target.OPTIONS
     )
     return order, counts.sum(1).to(torch.int32)
 

@@ -33,7 +33,8 @@ def place_tokens(p_label, p_first, p_order, N, K, s_lg, BT: tl.constexpr, BC: tl
     p_labels = p_label + i_g * s_lg
     b_label = tl.load(p_labels + o_n, mask=keep, other=0)
     b_rank = tl.zeros([BT], tl.int32)
-    for first in range(0, BT, BC):
+    # A bound that is no constant: the compiler would unroll the loop, and spill.
+    for first in tl.range(0, tl.minimum(BT, N - i_t * BT), BC):
         o_c = i_t * BT + first + tl.arange(0, BC)
         b_other = tl.load(p_labels + o_c, mask=o_c < N, other=-1)
         before = (b_label[:, None] == b_other[None, :]) & (o_c[None, :] < o_n[:, None])

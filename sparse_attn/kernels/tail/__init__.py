@@ -1,7 +1,7 @@
 """Attention to what stands in for the keys that are skipped."""
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -10,7 +10,10 @@ from accel.errors import OptionError
 from sparse_attn.kernels import checks, target
 from sparse_attn.kernels.attention.settings import HEAD_DIMS
 from sparse_attn.kernels.tail import reference
-from sparse_attn.plan.plan import Tail
+
+# Plans are made with kernels, so that kernels must not load plans.
+if TYPE_CHECKING:
+    from sparse_attn.plan.plan import Tail
 
 __all__ = ["attend_tail", "settings_for"]
 
@@ -18,7 +21,7 @@ _NAME = "attend_tail"
 
 
 def attend_tail(
-    q: Tensor, tail: Tail, *, scale: float, q_index: Tensor | None = None
+    q: Tensor, tail: "Tail", *, scale: float, q_index: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The attention to the centroids of skipped clusters, and its LSE.
 
@@ -52,7 +55,7 @@ def attend_tail(
     return _launch(q, tail, scale, q_index)
 
 
-def _check(q: Tensor, tail: Tail) -> None:
+def _check(q: Tensor, tail: "Tail") -> None:
     checks.require_dims(_NAME, {"q": q}, 4)
     batch, heads, tokens, head_dim = q.shape
     groups = batch * heads
@@ -73,13 +76,22 @@ def _check(q: Tensor, tail: Tail) -> None:
         raise OptionError(f"{_NAME}: skipped is {tail.skipped.dtype}; expected torch.bool.")
 
 
-def settings_for(arch: str, head_dim: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Block sizes, warps and stages."""
-    del arch, head_dim, dtype
-    return {"BM": 64, "BK": 32, "STAGES": 1, "num_warps": 4}
+def settings_for(arch: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Block sizes, warps, stages, and the precision of the second-order term.
+
+    The term is an approximation of its own, so that one TF32 product will do.
+    """
+    full, nvidia = dtype == torch.float32, arch.startswith("sm")
+    return {
+        "BM": 16 if full else 32,
+        "BK": 32 if nvidia and not full else 16,
+        "STAGES": 1,
+        "num_warps": 8,
+        "SQUARES": "tf32" if nvidia else "ieee",
+    }
 
 
-def _launch(q: Tensor, tail: Tail, scale: float, q_index: Tensor | None) -> tuple[Tensor, Tensor]:
+def _launch(q: Tensor, tail: "Tail", scale: float, q_index: Tensor | None) -> tuple[Tensor, Tensor]:
     from sparse_attn.kernels.tail.kernel import attend_clusters
 
     batch, heads, tokens, head_dim = q.shape
@@ -89,7 +101,7 @@ def _launch(q: Tensor, tail: Tail, scale: float, q_index: Tensor | None) -> tupl
     variance = bias if tail.variance is None else tail.variance.contiguous()
     index = lse if q_index is None else q_index.contiguous()
     arch = target.architecture(q.device)
-    settings = settings_for(arch, head_dim, q.dtype)
+    settings = settings_for(arch, q.dtype)
     attend_clusters[(-(-tokens // settings["BM"]), batch * heads)](
         *(q, tail.keys.contiguous(), tail.values.contiguous(), bias, variance),
         *(tail.skipped.contiguous().view(torch.int8), tail.segments.contiguous(), index, out, lse),

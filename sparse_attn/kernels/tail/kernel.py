@@ -48,7 +48,7 @@ def attend_clusters(
     scale, half_square, H, N, K, R, s_qi_g, s_qb, s_qh, s_qn, s_qd, s_ob, s_oh, s_on, s_od,
     D: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
     STAGES: tl.constexpr, Q_GATHER: tl.constexpr, VARIANCE: tl.constexpr,
-    LOW: tl.constexpr, WORK: tl.constexpr, PRECISION: tl.constexpr,
+    LOW: tl.constexpr, WORK: tl.constexpr, PRECISION: tl.constexpr, SQUARES: tl.constexpr,
 ):
     """BM places of one head; what belongs to clusters is contiguous."""
     i_g = tl.program_id(1).to(tl.int64)
@@ -70,7 +70,7 @@ def attend_clusters(
         b_s = products(b_q1, b_q2, b_k1, b_k2, D2, PRECISION) * scale
         if VARIANCE:
             b_s = _second_order(
-                b_s, b_q1, b_q2, p_var, o_rows, real, half_square, D, D1, D2, PRECISION)
+                b_s, b_q1, b_q2, p_var, o_rows, real, half_square, D, D1, D2, SQUARES)
         b_bias = tl.load(p_bias + i_g * K + o_k, mask=real, other=float("-inf"))
         inside = keep[:, None] & real[None, :]
         b_skips = tl.load(p_skips + o_k[None, :], mask=inside, other=0)

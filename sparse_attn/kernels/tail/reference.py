@@ -1,18 +1,20 @@
 """What attention to pseudo-keys is, in plain torch on any device."""
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from sparse_attn.plan.plan import Tail
+if TYPE_CHECKING:
+    from sparse_attn.plan.plan import Tail
 
 # Scores held at a time: 64 MiB in float32.
 _SCORES = 1 << 24
 
 
 def attend_tail(
-    q: Tensor, tail: Tail, *, scale: float, q_index: Tensor | None = None
+    q: Tensor, tail: "Tail", *, scale: float, q_index: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Head by head and in chunks of queries: a softmax over the clusters that each skips."""
     work = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -34,7 +36,7 @@ def attend_tail(
     return out, lse
 
 
-def _scores(q: Tensor, tail: Tail, g: int, scale: float) -> Tensor:
+def _scores(q: Tensor, tail: "Tail", g: int, scale: float) -> Tensor:
     """[queries, K] logarithms in base 2 of each cluster's whole weight."""
     scores = (q @ tail.keys[g].to(q.dtype).T) * scale
     if tail.variance is not None:

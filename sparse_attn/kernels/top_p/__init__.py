@@ -11,7 +11,7 @@ __all__ = ["keep_mass"]
 
 _NAME = "keep_mass"
 # Weights that a program looks at at a time.
-_CHUNK = 2048
+CHUNK = 2048
 
 
 def keep_mass(scores: Tensor, p: float) -> Tensor:
@@ -48,7 +48,7 @@ def _launch(scores: Tensor, p: float) -> Tensor:
 
     groups, rows, clusters = scores.shape
     keep = torch.empty(scores.shape, dtype=torch.int8, device=scores.device)
-    chunk = min(_CHUNK, max(16, 1 << (clusters - 1).bit_length()))
+    chunk = min(CHUNK, max(16, 1 << (clusters - 1).bit_length()))
     keep_share[(rows, groups)](
         *(scores, keep, float(p), rows, clusters, *scores.stride()),
         BK=chunk,

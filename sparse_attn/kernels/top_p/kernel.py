@@ -38,7 +38,7 @@ def keep_share(p_score, p_keep, p, R, K, s_g, s_r, s_k, BK: tl.constexpr, ALL: t
     low, high = 1, 0x3F800001
     if not ALL:
         wanted = p * _mass(p_row, K, s_k, top, low, BK)
-        for _ in range(30):
+        for _halving in range(30):
             middle = (low + high) // 2
             enough = _mass(p_row, K, s_k, top, middle, BK) >= wanted
             low = tl.where(enough, middle, low)
@@ -46,5 +46,5 @@ def keep_share(p_score, p_keep, p, R, K, s_g, s_r, s_k, BK: tl.constexpr, ALL: t
     p_out = p_keep + (i_g * R + i_r) * K
     for first in range(0, K, BK):
         o_k = first + tl.arange(0, BK)
-        _, b_bits = _bits(p_row, o_k, K, s_k, top)
+        _b_w, b_bits = _bits(p_row, o_k, K, s_k, top)
         tl.store(p_out + o_k, (b_bits >= low).to(tl.int8), mask=o_k < K)
