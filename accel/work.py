@@ -266,22 +266,18 @@ class Inputs:
     @classmethod
     def like(cls, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Self:
         """A call's arguments with forms in the place of tensors, however deep."""
-        return cls()._of(args, kwargs, _form)
+        named = {key: _mapped(value, _form) for key, value in kwargs.items()}
+        return cls(tuple(_mapped(value, _form) for value in args), named)
 
-    def on_meta(self) -> Self:
+    def on_meta(self) -> "Inputs":
         """The same with tensors on the meta device in the place of forms and of tensors."""
-        return self._of(self.args, self.kwargs, _hollow)
+        named = {key: _mapped(value, _hollow) for key, value in self.kwargs.items()}
+        return Inputs(tuple(_mapped(value, _hollow) for value in self.args), named)
 
     @property
     def light(self) -> bool:
         """Whether nothing in it is more than a form or a plain value, so that it may be kept."""
         return all(map(_light, (*self.args, *self.kwargs.values())))
-
-    def _of(
-        self, args: Iterable[Any], kwargs: Mapping[str, Any], change: Callable[[Any], Any]
-    ) -> Self:
-        named = {key: _mapped(value, change) for key, value in kwargs.items()}
-        return replace(self, args=tuple(_mapped(value, change) for value in args), kwargs=named)
 
 
 def _form(value: Any) -> Any:
