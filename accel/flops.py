@@ -25,7 +25,7 @@ from accel.parts import part_of, roles_of, sites_to_count
 from accel.probe import tensors_of
 from accel.repeats import replay_repeats
 from accel.sites import ModelSites, uncompiled
-from accel.work import Entry, Inputs, Work
+from accel.work import Entry, Form, Inputs, Work
 
 # What other libraries put on modules to move weights about; the copy has none to move.
 _FOREIGN = ("_hf_hook", "_diffusers_hook", "_old_forward", "forward", "__reduce_ex__")
@@ -47,7 +47,7 @@ def count(module: nn.Module, inputs: Inputs, *, on_meta: bool = True) -> Counted
 
     Args:
         module: a denoiser, patched or not.
-        inputs: the arguments of a call, real or in shape only (`Inputs.like`).
+        inputs: the arguments of a call, real or in form only (`Inputs.like`).
         on_meta: whether a copy without weights runs. If off, the module itself does, on inputs with
             values: for models that look at those.
 
@@ -62,7 +62,7 @@ def count(module: nn.Module, inputs: Inputs, *, on_meta: bool = True) -> Counted
     if on_meta:
         model = without_weights(module)
         replay_repeats(model, counter.entries, counter.roles)
-        inputs = Inputs.like(inputs.args, inputs.kwargs)
+        inputs = inputs.on_meta()
     try:
         with counter.watching(model), torch.no_grad():
             output = model(*inputs.args, **inputs.kwargs)
@@ -258,7 +258,7 @@ def _shapes(inputs: Inputs) -> str:
     named = [*((str(index), value) for index, value in enumerate(inputs.args))]
     named += list(inputs.kwargs.items())
     return ", ".join(
-        f"{name} {list(value.shape) if isinstance(value, Tensor) else type(value).__name__}"
+        f"{name} {list(value.shape) if isinstance(value, (Form, Tensor)) else type(value).__name__}"
         for name, value in named
         if value is not None
     )

@@ -39,7 +39,7 @@ class Seen:
     """What a generation asked of its denoiser, from which its cost can be worked out.
 
     Attributes:
-        inputs: of the calls of its first evaluation, in shape only.
+        inputs: of the calls of its first evaluation, in form only.
         evaluations: how many there were; times: see `Clock.times`.
         device, dtype: of the sample.
         works: what each call does, filled in by whoever asks first.
@@ -67,7 +67,7 @@ class Generation:
         self._branches = _Branches(clock)
         self._first_step: int | None = None
         self._inputs: list[Inputs] = []
-        self._sample = torch.empty(0)
+        self._place = torch.device("cpu"), torch.float32
 
     @property
     def step(self) -> int:
@@ -116,7 +116,7 @@ class Generation:
         )
         self.branch = self._branches.find(self.context_name, conditioning)
         if self._first_step is None:
-            self._first_step, self._sample = self.step, _sample(call)
+            self._first_step, self._place = self.step, _place(call)
         if self.step == self._first_step:
             self._inputs.append(Inputs.like(call.args, call.kwargs))
 
@@ -129,8 +129,8 @@ class Generation:
             inputs=tuple(self._inputs),
             evaluations=self.num_steps or self.step,
             times=self.clock.times,
-            device=self._sample.device,
-            dtype=self._sample.dtype,
+            device=self._place[0],
+            dtype=self._place[1],
         )
 
     def close(self) -> None:
@@ -144,12 +144,11 @@ class Generation:
         self._branches = _Branches(self.clock)
 
 
-def _sample(call: Call) -> Tensor:
-    """What stands for the sample in form: an empty tensor of its dtype, on its device."""
+def _place(call: Call) -> tuple[torch.device, torch.dtype]:
+    """Where and in what a denoiser call computes."""
     hidden: Any = call.hidden
     hidden = hidden[0] if isinstance(hidden, (list, tuple)) else hidden
-    dtype = hidden.dtype if isinstance(hidden, Tensor) else torch.float32
-    return torch.empty(0, dtype=dtype, device=_device(call))
+    return _device(call), hidden.dtype if isinstance(hidden, Tensor) else torch.float32
 
 
 def _device(call: Call) -> torch.device:

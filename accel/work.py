@@ -9,8 +9,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
-
 
 class Part(StrEnum):
     """What work is done for; how it grows with the picture differs from part to part."""
@@ -251,39 +249,61 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Form:
+    """What is known of a tensor without holding it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
 class Inputs:
-    """The arguments of one call, in shape only: every tensor is on torch's meta device."""
+    """The arguments of one call: as they are, or in form only."""
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def like(cls, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Self:
-        """The shapes of a call's arguments, however deep in lists and mappings."""
-        return cls(tuple(map(shape_of, args)), {key: shape_of(kwargs[key]) for key in kwargs})
+        """A call's arguments with forms in the place of tensors, however deep."""
+        named = {key: _mapped(value, _form) for key, value in kwargs.items()}
+        return cls(tuple(_mapped(value, _form) for value in args), named)
+
+    def on_meta(self) -> "Inputs":
+        """The same with tensors on the meta device in the place of forms and of tensors."""
+        named = {key: _mapped(value, _hollow) for key, value in self.kwargs.items()}
+        return Inputs(tuple(_mapped(value, _hollow) for value in self.args), named)
 
     @property
     def light(self) -> bool:
-        """Whether nothing in it is more than a shape or a plain value, so that it may be kept."""
+        """Whether nothing in it is more than a form or a plain value, so that it may be kept."""
         return all(map(_light, (*self.args, *self.kwargs.values())))
 
 
+def _form(value: Any) -> Any:
+    return Form(tuple(value.shape), value.dtype) if isinstance(value, Tensor) else value
+
+
+def _hollow(value: Any) -> Any:
+    if isinstance(value, (Form, Tensor)):
+        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+    return value
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _mapped(entry, change) for key, entry in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(entry, change) for entry in value)
+    return change(value)
+
+
+_PLAIN = (Form, bool, int, float, str, type(None), torch.dtype, torch.device)
+
+
 def _light(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.device.type == "meta"
     if isinstance(value, Mapping):
         return all(map(_light, value.values()))
     if isinstance(value, (list, tuple)):
         return all(map(_light, value))
     return isinstance(value, _PLAIN)
-
-
-def shape_of(value: Any) -> Any:
-    """The same with every tensor's shape and dtype in the tensor's place, on the meta device."""
-    if isinstance(value, Tensor):
-        return torch.empty_like(value, device="meta")
-    if isinstance(value, Mapping):
-        return {key: shape_of(entry) for key, entry in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(shape_of, value))
-    return value

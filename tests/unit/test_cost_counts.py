@@ -11,7 +11,7 @@ import accel
 from accel.errors import AccelUnsupportedError, OptionError
 from accel.flops import count, without_weights
 from accel.parts import sites_to_count
-from accel.work import Inputs, Part
+from accel.work import Form, Inputs, Part
 from caching import FirstBlockCache
 from tests.coverage.entries import ENTRIES
 from tests.tiny import models
@@ -198,12 +198,14 @@ def test_a_missing_input_is_named_with_what_the_model_takes() -> None:
         count(models.wan(), inputs)
 
 
-def test_inputs_in_shape_hold_nothing_of_the_call() -> None:
+def test_inputs_in_form_hold_nothing_of_the_call() -> None:
     tensor = torch.ones(2, 3)
     deep = Inputs.like((tensor,), {"a": {"b": [tensor, 1, "x"]}, "c": (None, tensor.double())})
     assert deep.light
-    assert deep.args[0].device.type == deep.kwargs["a"]["b"][0].device.type == "meta"
-    assert (deep.args[0].shape, deep.kwargs["c"][1].dtype) == (tensor.shape, torch.float64)
+    assert deep.args[0] == deep.kwargs["a"]["b"][0] == Form((2, 3), torch.float32)
+    double = deep.on_meta().kwargs["c"][1]
+    assert (double.shape, double.dtype) == (tensor.shape, torch.float64)
+    assert double.device.type == "meta"
     assert not Inputs.like((), {"cache": [object()]}).light
     assert not Inputs((tensor,)).light
 
