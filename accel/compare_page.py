@@ -18,11 +18,12 @@ from accel.metrics import Summary
 from accel.record import prepare_folder, write_atomically
 from accel.report import Decision, Report
 
-_LETTERS = {"computed": "C", "reused": "R", "forecast": "F", "forced": "!"}
+_LETTERS = {"computed": "C", "reused": "R", "forecast": "F", "sparse": "S", "forced": "!"}
 _MEANINGS = {
     "computed": "computed: the method asked for it",
     "reused": "reused from an earlier step",
     "forecast": "extrapolated from earlier steps",
+    "sparse": "computed with some of the scores of its attention",
     "forced": "computed because a guard said so",
 }
 _ABOUT_CONTROLS = (

@@ -6,6 +6,7 @@ CSS = """
   --ground: #f6f7f9; --card: #ffffff; --ink: #1c2430; --soft: #5b6675; --line: #dde2e8;
   --accent: #0b62c4; --good: #0a6b47; --good-ground: #e0f3ea; --bad: #8f3b00; --bad-ground: #fdeadb;
   --computed: #aab4c2; --reused: #e08a00; --forecast: #009e8e; --forced: #5a4fa8;
+  --sparse: #2f6fb5; --on-sparse: #ffffff;
   --on-computed: #1c2430; --on-reused: #1c1200; --on-forecast: #001f1c; --on-forced: #ffffff;
 }
 @media (prefers-color-scheme: dark) {
@@ -107,6 +108,7 @@ button:focus-visible, summary:focus-visible { outline: 3px solid var(--accent); 
 .computed { background: var(--computed); color: var(--on-computed); }
 .reused { background: var(--reused); color: var(--on-reused); }
 .forecast { background: var(--forecast); color: var(--on-forecast); }
+.sparse { background: var(--sparse); color: var(--on-sparse); }
 .forced { background: var(--forced); color: var(--on-forced); }
 .legend span { display: inline-flex; align-items: center; }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 18px; font-size: .875rem; color: var(--soft); }
