@@ -32,14 +32,11 @@ def valid_keys(mask: Tensor, rows: int, keys: int) -> Tensor | str:
         return "its mask has a row for each query"
     heads = mask[:, :, 0]
     first = heads[:, 0]
-    if mask.dtype is torch.bool:
-        valid, doubt = first, False
-    else:
-        valid, doubt = first == 0, True
+    valid = first if mask.dtype is torch.bool else first == 0
     problems = []
     if _several(mask, 1):
         problems.append((heads != first[:, None]).any())
-    if doubt:
+    if valid is not first:
         problems.append((~valid & ~(first <= _NOTHING)).any())
         # Where no key counts, numbers other than minus infinity leave all of them.
         problems.append(~valid.any(dim=-1).all())

@@ -3,8 +3,9 @@
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -98,6 +99,10 @@ class SemanticMethod(SparseMethod):
             require_number(self, name, getattr(self, name), low=0, whole=True)
         require_number(self, "recluster", self.recluster, low=1, whole=True)
         require_number(self, "max_drift", self.max_drift, low=0.0)
+
+    def neutral(self) -> Self:
+        """The budget that pays for everything."""
+        return replace(self, top_p=1.0, density=None)
 
     @property
     def computes_all(self) -> bool:

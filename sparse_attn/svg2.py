@@ -1,7 +1,7 @@
 """SVG2: queries and keys in clusters of similar ones, of which the heaviest pairs are computed."""
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -36,10 +36,6 @@ class SVG2(SemanticMethod):
         Tunable("top_p", 0.5, 0.99, "down"),
         Tunable("dense_steps", 0.0, 0.4, "down"),
     )
-
-    def neutral(self) -> Self:
-        """The budget that pays for everything."""
-        return replace(self, top_p=1.0, density=None)
 
     def _choose(
         self, problem: Problem, queries: Side, keys: Side, scores: Tensor, share: float | Tensor

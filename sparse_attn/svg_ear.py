@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -54,10 +54,6 @@ class SVGEAR(SemanticMethod):
         # What `dataclass` makes of `slots` has no class for a bare `super()`.
         SemanticMethod._check(self)  # noqa: SLF001 -- its own base
         require_number(self, "max_correction", self.max_correction, low=0.0)
-
-    def neutral(self) -> Self:
-        """The budget that pays for everything."""
-        return replace(self, top_p=1.0, density=None)
 
     def _choose(
         self, problem: Problem, queries: Side, keys: Side, scores: Tensor, share: float | Tensor

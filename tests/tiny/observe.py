@@ -84,9 +84,8 @@ class Births(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def alive(self) -> list[tuple[int, ...]]:
-        """Returns the shapes of the survivors, sorted, without those that hold no values."""
-        alive = [item for ref in self._born if (item := ref()) is not None]
-        return sorted(tuple(item.shape) for item in alive if not item.is_meta)
+        """Returns the shapes of the survivors, sorted."""
+        return sorted(tuple(item.shape) for ref in self._born if (item := ref()) is not None)
 
 
 @contextmanager
